@@ -1,0 +1,141 @@
+"""The base of everything that describes an experiment: frozen, checked, explained in one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+
+
+class ExperimentError(ValueError):
+    """Say in one sentence which field of an experiment cannot be, what was given, and what is allowed."""
+
+
+def knob(default: Any = ..., *, label: str, help: str, unit: str = "", group: str = "more", **bounds: Any) -> Any:
+    """Declare a field once: its bounds, unit and words feed validation, widgets, command-line flags and docs."""
+    extra = {"label": label, "unit": unit, "group": group}
+    return Field(default, description=help, json_schema_extra=extra, **bounds)
+
+
+def bounds_of(field: FieldInfo) -> dict[str, float]:
+    """Return the declared bounds of a field as a dict with any of `ge`, `gt`, `le`, `lt`."""
+    found: dict[str, float] = {}
+    for item in field.metadata:
+        for kind, name in ((Ge, "ge"), (Gt, "gt"), (Le, "le"), (Lt, "lt")):
+            if isinstance(item, kind):
+                found[name] = getattr(item, name)
+    return found
+
+
+class Part(BaseModel):
+    """Hold one checked, immutable piece of an experiment; positional arguments follow the order of the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    def __init__(self, *args: Any, **data: Any) -> None:
+        names = [name for name in type(self).model_fields if name != "kind"]
+        if len(args) > len(names):
+            raise ExperimentError(f"{type(self).__name__} takes at most {len(names)} values ({', '.join(names)}), "
+                                  f"{len(args)} were given.")
+        for name, value in zip(names, args, strict=False):
+            key = type(self).model_fields[name].alias or name
+            if name in data or key in data:
+                raise ExperimentError(f"{type(self).__name__}: {key} was given twice.")
+            data[key] = value
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            raise ExperimentError(explain(error, type(self))) from None
+
+    def __repr_args__(self) -> Any:
+        return [(name, value) for name, value in super().__repr_args__() if name != "kind"]
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_as_number(cls, value: Any, info: Any) -> Any:
+        # True would be taken for 1: a switch in place of a number is a slip, not a value.
+        if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name].annotation):
+            raise ValueError(f"{value} is a switch, a value is needed")
+        return value
+
+    def replace(self, **changes: Any) -> typing.Self:
+        """Return a copy with some fields changed, checked like a new one."""
+        unknown = set(changes) - set(type(self).model_fields)
+        if unknown:
+            raise ExperimentError(_unknown(sorted(unknown)[0], type(self)))
+        data = {(field.alias or name): getattr(self, name) for name, field in type(self).model_fields.items()}
+        data.update({(type(self).model_fields[name].alias or name): value for name, value in changes.items()})
+        return type(self)(**data)
+
+
+def _unknown(name: str, cls: type[BaseModel]) -> str:
+    names = [name for name in cls.model_fields if name != "kind"]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}."
+    return f"{cls.__name__} has no field {name}: {hint}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:g}"
+
+
+def _allowed(field: FieldInfo | None) -> str:
+    if field is None:
+        return ""
+    bounds = bounds_of(field)
+    what = "a whole number" if "int" in str(field.annotation) else "a number"
+    low = bounds.get("ge", bounds.get("gt"))
+    high = bounds.get("le", bounds.get("lt"))
+    if low is not None and high is not None:
+        strict = " (itself excluded)" if "gt" in bounds else ""
+        return f"it must be {what} from {_number(low)}{strict} to {_number(high)}"
+    if low is not None:
+        return f"it must be {what} {'of at least' if 'ge' in bounds else 'above'} {_number(low)}"
+    if high is not None:
+        return f"it must be {what} of at most {_number(high)}"
+    return f"it must be {what}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def explain(error: ValidationError, cls: type[BaseModel]) -> str:
+    """Turn pydantic's report into one sentence that names the field, the value and what is allowed."""
+    errors = error.errors(include_url=False)
+    first = errors[0]
+    steps = list(first["loc"])
+    field = cls.model_fields.get(str(steps[0])) if steps else None
+    if field is None and steps:
+        field = next((f for f in cls.model_fields.values() if f.alias == steps[0]), None)
+    where = ".".join(str(step) for step in steps if isinstance(step, int) or str(step).isidentifier()
+                     and not str(step)[0].isupper() and str(step) not in ("int", "float", "str", "bool"))
+    kind, given = first["type"], first.get("input")
+    more = f" ({len(errors) - 1} more fields are wrong too.)" if len({e["loc"][:1] for e in errors}) > 1 else ""
+    if kind == "extra_forbidden":
+        return _unknown(str(steps[-1]), cls) + more
+    if kind == "missing":
+        return f"{cls.__name__} needs a value for {where}.{more}"
+    if kind == "value_error":
+        message = str(first["ctx"]["error"])
+        return (f"{where}: {message}" if where else message).rstrip(".") + "." + more
+    if kind.startswith("union_tag"):
+        tags = first["ctx"].get("expected_tags", "") if "ctx" in first else ""
+        return f"{where} = {_show(given)} is not known: it must be one of {tags or 'the known kinds'}.{more}"
+    if kind == "literal_error":
+        return f"{where} = {_show(given)} is not known: it must be {first['ctx']['expected']}.{more}"
+    numeric = ("greater_than", "less_than", "int_", "float_", "finite_number")
+    if kind.startswith(numeric):
+        allowed = _allowed(field) if len(steps) <= 2 else first["msg"].lower()
+        if kind == "finite_number":
+            allowed = allowed.replace("a number", "a finite number")
+        return f"{where} = {_show(given)} cannot be: {allowed}.{more}"
+    return f"{where} = {_show(given)} cannot be: {first['msg'][0].lower()}{first['msg'][1:]}.{more}"
