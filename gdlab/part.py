@@ -7,7 +7,7 @@ import typing
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 
@@ -46,6 +46,11 @@ class Part(BaseModel):
             if name in data or key in data:
                 raise ExperimentError(f"{type(self).__name__}: {key} was given twice.")
             data[key] = value
+        for name, value in data.items():
+            # True would be taken for 1: a switch in place of a number is a slip, not a value.
+            field = type(self).model_fields.get(name)
+            if isinstance(value, bool) and field and "bool" not in str(field.annotation):
+                raise ExperimentError(f"{name} = {value} cannot be: a value is needed, not a switch.")
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -56,14 +61,6 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_as_number(cls, value: Any, info: Any) -> Any:
-        # True would be taken for 1: a switch in place of a number is a slip, not a value.
-        if isinstance(value, bool) and "bool" not in str(cls.model_fields[info.field_name].annotation):
-            raise ValueError(f"{value} is a switch, a value is needed")
-        return value
 
     def replace(self, **changes: Any) -> typing.Self:
         """Return a copy with some fields changed, checked like a new one."""
@@ -83,7 +80,8 @@ def _unknown(name: str, cls: type[BaseModel]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:g}"
+    whole = isinstance(value, int) or (value.is_integer() and 1000 <= abs(value) < 1e15)
+    return f"{int(value):,}" if whole else f"{value:g}"
 
 
 def _allowed(field: FieldInfo | None) -> str:
