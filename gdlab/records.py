@@ -1,0 +1,176 @@
+"""The files of a run's folder: append-only fixed-size records, one file a writer, never rewritten.
+
+A record goes out in one os.write, so a killed process loses nothing that it had written; a torn tail is dropped by the
+reader and counted. The small JSON files are replaced atomically.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PUSH = np.dtype([
+    ("worker", "<i4"), ("step", "<i8"), ("read_version", "<i8"), ("version", "<i8"), ("staleness", "<i8"),
+    ("start_s", "<f8"), ("computed_s", "<f8"), ("applied_s", "<f8"), ("released_s", "<f8"),
+    ("loss", "<f8"), ("grad_norm", "<f8"), ("clip_scale", "<f8"), ("nonfinite", "<i8"),
+    ("loss_scale", "<f8"), ("lost_fraction", "<f8"),
+])
+"""One row a push, its whole life. Times in seconds since the last rank was ready; version -1: never applied."""
+
+RECORD = np.dtype([("kind", "<i4"), *PUSH.descr])
+KIND_PUSH, KIND_RELEASE = 1, 2
+LOSS = np.dtype([("version", "<i8"), ("loss", "<f8")])
+PATH_LIMIT_BYTES = 64 * 2**20
+FLUSH_EVERY_S = 0.1
+
+_pack = struct.Struct("<ii4q7dq2d").pack
+_pack_loss = struct.Struct("<qd").pack
+_NAN = math.nan
+
+
+class Appender:
+    """Append bytes to one file; with `buffer` > 0, in batches of that many bytes or every 0.1 s."""
+
+    def __init__(self, file: Path, buffer: int = 0) -> None:
+        self._fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._limit, self._held, self._size = buffer, [], 0
+        self._flushed = time.monotonic()
+
+    def append(self, data: bytes) -> None:
+        """Add one record."""
+        if not self._limit:
+            os.write(self._fd, data)
+            return
+        self._held.append(data)
+        self._size += len(data)
+        if self._size >= self._limit or time.monotonic() - self._flushed > FLUSH_EVERY_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if self._held:
+            rest = memoryview(b"".join(self._held))
+            while rest:
+                rest = rest[os.write(self._fd, rest):]
+        self._held, self._size, self._flushed = [], 0, time.monotonic()
+
+    def close(self) -> None:
+        """Flush and close; a second call does nothing."""
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1
+
+
+class EventWriter(Appender):
+    """Write the pushes that one process knows of to `events-<writer>.bin`."""
+
+    def __init__(self, folder: str | Path, writer: str, buffer: int = 0) -> None:
+        super().__init__(Path(folder) / f"events-{writer}.bin", buffer)
+
+    def push(self, *, worker: int, step: int, read_version: int, version: int, staleness: int = 0, start_s: float,
+             computed_s: float = _NAN, applied_s: float = _NAN, released_s: float = _NAN, loss: float = _NAN,
+             grad_norm: float = _NAN, clip_scale: float = 1.0, nonfinite: int = 0, loss_scale: float = 1.0,
+             lost_fraction: float = _NAN) -> None:
+        """Add one push: applied as `version`, or never (version -1)."""
+        self.append(_pack(KIND_PUSH, worker, step, read_version, version, staleness, start_s, computed_s, applied_s,
+                          released_s, loss, grad_norm, clip_scale, nonfinite, loss_scale, lost_fraction))
+
+    def release(self, worker: int, step: int, released_s: float) -> None:
+        """Add the moment at which the worker of an earlier push could go on."""
+        self.append(_pack(KIND_RELEASE, worker, step, 0, 0, 0, _NAN, _NAN, _NAN, released_s, _NAN, _NAN, 1.0, 0, 1.0,
+                          _NAN))
+
+
+def path_dtype(parameters: int, dtype: str) -> np.dtype:
+    """Return the record of one version of the shared parameters."""
+    return np.dtype([("version", "<i8"), ("x", np.dtype(dtype).newbyteorder("<"), (parameters,))])
+
+
+def path_stride(parameters: int, dtype: str, updates: int | None) -> int:
+    """Return the power of two at which a path of `updates` versions stays within 64 MB; chosen beforehand."""
+    size = path_dtype(parameters, dtype).itemsize
+    stride = 1
+    while ((updates or 1_000_000) // stride + 2) * size > PATH_LIMIT_BYTES:
+        stride *= 2
+    return stride
+
+
+class PathWriter(Appender):
+    """Write the shared parameters, version 0 first, to `path.bin`: every `stride`-th version and the last one."""
+
+    def __init__(self, folder: str | Path, parameters: int, dtype: str, updates: int | None, buffer: int = 0,
+                 name: str = "path") -> None:
+        self.stride = path_stride(parameters, dtype, updates)
+        self._dtype, self._last = np.dtype(dtype), -1
+        write_json(folder, f"{name}.json", {"parameters": parameters, "dtype": dtype, "stride": self.stride})
+        super().__init__(Path(folder) / f"{name}.bin", buffer)
+
+    def append(self, version: int, x: Any) -> None:  # type: ignore[override]
+        """Add the parameters of one version (array or tensor); versions off the stride are passed over."""
+        if version % self.stride == 0:
+            self._add(version, x)
+
+    def finish(self, version: int, x: Any) -> None:
+        """Add the last version if it is not there yet, and close."""
+        if version > self._last:
+            self._add(version, x)
+        self.close()
+
+    def _add(self, version: int, x: Any) -> None:
+        if hasattr(x, "detach"):
+            x = x.detach().cpu()
+            x = (x.double() if self._dtype.itemsize == 8 else x.float()).numpy()
+        super().append(struct.pack("<q", version) + np.ascontiguousarray(x, dtype=self._dtype).tobytes())
+        self._last = version
+
+
+class LocalPathWriter(PathWriter):
+    """Write one worker's own iterates between two averagings to `local-<rank>.bin`; `version` counts its local steps."""
+
+    def __init__(self, folder: str | Path, rank: int, parameters: int, dtype: str, steps: int | None,
+                 buffer: int = 0) -> None:
+        super().__init__(folder, parameters, dtype, steps, buffer, name=f"local-{rank}")
+
+
+class LossWriter(Appender):
+    """Write the full objective at path versions to `losses.bin`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__(Path(folder) / "losses.bin")
+
+    def append(self, version: int, loss: float) -> None:  # type: ignore[override]
+        """Add the objective at one version."""
+        super().append(_pack_loss(version, loss))
+
+
+def write_json(folder: str | Path, name: str, data: dict[str, Any]) -> None:
+    """Write one small JSON file by atomic replacement."""
+    _replace(Path(folder) / name, json.dumps(data, indent=1).encode())
+
+
+def write_run(folder: str | Path, data: dict[str, Any]) -> None:
+    """Write `run.json`: experiment, environment, how it ended."""
+    write_json(folder, "run.json", data)
+
+
+def write_surface(folder: str | Path, index: int, **arrays: Any) -> None:
+    """Write the surface of the objective as `surface-<index>.npz`; the highest index counts."""
+    import io
+
+    held = io.BytesIO()
+    np.savez(held, **arrays)
+    _replace(Path(folder) / f"surface-{index:03d}.npz", held.getvalue())
+
+
+def _replace(file: Path, data: bytes) -> None:
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part.write_bytes(data)
+    os.replace(part, file)
