@@ -1,0 +1,141 @@
+"""Closed forms against numbers that were worked out elsewhere, and against each other."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from gdlab import laws, theory
+
+# Latency and bandwidth model, 5 us and 80 ps per byte (Thakur, Rabenseifner & Gropp 2005, section 4).
+ALLREDUCE_S = {
+    (2, 1_000): (1.008e-05, 5.08e-06, 1.008e-05, 1.016e-05, 1.032e-05),
+    (2, 1_000_000): (9e-05, 8.5e-05, 9e-05, 1.7e-04, 3.3e-04),
+    (2, 400_000_000): (0.03201, 0.032005, 0.03201, 0.06401, 0.12801),
+    (4, 1_000): (3.012e-05, 1.016e-05, 2.012e-05, 2.032e-05, 1.064e-05),
+    (4, 1_000_000): (1.5e-04, 1.7e-04, 1.4e-04, 3.4e-04, 6.5e-04),
+    (4, 400_000_000): (0.04803, 0.06401, 0.04802, 0.12802, 0.25601),
+    (8, 1_000): (7.014e-05, 1.524e-05, 3.014e-05, 3.048e-05, 1.128e-05),
+    (8, 1_000_000): (2.1e-04, 2.55e-04, 1.7e-04, 5.1e-04, 1.29e-03),
+    (8, 400_000_000): (0.05607, 0.096015, 0.05603, 0.19203, 0.51201),
+    (64, 1_000): (6.301575e-04, 3.048e-05, 6.01575e-05, 6.096e-05, 2.024e-05),
+    (64, 1_000_000): (7.875e-04, 5.1e-04, 2.175e-04, 1.02e-03, 1.025e-02),
+    (64, 400_000_000): (0.06363, 0.19203, 0.06306, 0.38406, 4.09601),
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), ALLREDUCE_S.items())
+def test_all_reduce_times_follow_the_latency_and_bandwidth_model(case, expected):
+    workers, nbytes = case
+    names = ("ring", "recursive_doubling", "rabenseifner", "binomial", "ps_1")
+    times = [theory.allreduce_time(nbytes, workers, 5e-6, 8e-11, name) for name in names]
+    assert times == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "rabenseifner", "binomial", "ps_1"])
+def test_one_worker_needs_no_message(algorithm):
+    assert theory.allreduce_time(10**9, 1, 1.0, 1.0, algorithm) == 0.0
+
+
+def test_a_ring_helps_a_job_that_is_split_only_if_its_compute_time_beats_twice_the_transfer():
+    compute_s, nbytes, per_byte = 0.01, 1e8, 8e-11
+    two = compute_s / 2 + theory.allreduce_time(nbytes, 2, 0.0, per_byte)
+    assert two == pytest.approx(0.013)
+    assert compute_s < 2 * nbytes * per_byte
+
+
+def test_all_reduce_errors_say_what_to_use():
+    with pytest.raises(ValueError, match="use one of ring"):
+        theory.allreduce_time(1, 2, 0, 0, "star")
+    with pytest.raises(ValueError, match="at least one worker"):
+        theory.allreduce_time(1, 0, 0, 0)
+
+
+def test_exponential_steps_take_the_harmonic_number():
+    harmonic = {1: 1.0, 2: 1.5, 4: 2.0833333333333335, 8: 2.717857142857143, 16: 3.3807289932289932,
+                32: 4.05849519543652, 64: 4.743890903705769, 128: 5.433147092589173}
+    for workers, value in harmonic.items():
+        assert theory.expected_step_time(laws.Exponential(1.0), workers) == pytest.approx(value, rel=1e-9)
+
+
+def test_backup_workers_cut_the_largest_terms():
+    # Chen et al. 2016 with exponential times: H_N - H_b.
+    expected = {(8, 0): 2.717857142857143, (8, 1): 1.7178571428571427, (8, 4): 0.6345238095238095,
+                (16, 2): 1.8807289932289932, (100, 0): 5.187377517639621, (100, 4): 3.104044184306287}
+    for (workers, backups), value in expected.items():
+        assert theory.expected_step_time(laws.Exponential(1.0), workers, backups) == pytest.approx(value, rel=1e-9)
+
+
+def test_gamma_steps_have_shape_one_over_variation_squared():
+    # Ali et al. 2000: shape 1 / V^2.
+    expected = {(0.1, 2): 1.0563484790092565, (0.1, 8): 1.1468716343314467, (0.1, 32): 1.2185939604766032,
+                (0.1, 64): 1.2499558201972052, (0.5, 2): 1.2734374999999996, (0.5, 8): 1.807867088385795,
+                (0.5, 32): 2.308914994152378, (0.5, 64): 2.547870765840491, (1.0, 2): 1.5, (1.0, 8): 2.717857142857143,
+                (1.0, 32): 4.05849519543652, (1.0, 64): 4.743890903705769}
+    for (cv, workers), value in expected.items():
+        assert theory.expected_step_time(laws.Gamma(1.0, cv), workers) == pytest.approx(value, rel=1e-6)
+
+
+def test_pareto_steps_grow_with_a_power_of_the_workers():
+    expected = {(1.5, 1): 3.0, (1.5, 4): 6.942857142857148, (1.5, 64): 42.937560180316716,
+                (2.0, 4): 3.6571428571428566, (2.0, 64): 14.207352179526627, (3.0, 16): 3.435855195117814}
+    for (alpha, workers), value in expected.items():
+        assert theory.expected_step_time(laws.Pareto(1.0, alpha), workers) == pytest.approx(value, rel=1e-8)
+    assert theory.expected_step_time(laws.Pareto(1.0, 1.0), 4) == math.inf
+    assert math.isfinite(theory.expected_step_time(laws.Pareto(1.0, 1.0), 4, backups=1))
+
+
+def test_lognormal_and_uniform_steps():
+    expected = {(0.25, 1): 1.0, (0.25, 64): 1.7527659529420605, (0.5, 4): 1.573271371260295,
+                (0.5, 64): 2.9257923696693475, (1.0, 1): 1.0, (1.0, 4): 2.2081257537710903,
+                (1.0, 16): 4.169687823737105, (1.0, 64): 7.0730597558250965}
+    for (sigma, workers), value in expected.items():
+        assert theory.expected_step_time(laws.LogNormal(1.0, sigma), workers) == pytest.approx(value, rel=1e-6)
+    for workers, value in {1: 1.0, 4: 1.3, 9: 1.4}.items():
+        assert theory.expected_step_time(laws.Uniform(0.5, 1.5), workers) == pytest.approx(value, rel=1e-12)
+
+
+def test_rare_hiccups_have_an_interior_best_number_of_backups():
+    law = laws.Spike(1.0, 5.0, 0.02)
+    throughput = {b: (100 - b) / theory.expected_step_time(law, 100, b) for b in range(13)}
+    assert max(throughput, key=throughput.get) == 7
+    expected = {0: 22.373758312925364, 1: 29.230156019539745, 4: 79.7791592221378, 7: 92.6546058743188,
+                12: 87.99995956843702}
+    for backups, value in expected.items():
+        assert throughput[backups] == pytest.approx(value, rel=1e-9)
+
+
+def test_a_step_of_constant_or_shifted_time():
+    assert theory.expected_step_time(laws.Constant(0.3), 17, 4) == 0.3
+    law = laws.ShiftedExponential(1.0, 0.2)
+    assert theory.expected_step_time(law, 100, 12) == pytest.approx(1 + 0.2 * sum(1 / k for k in range(13, 101)))
+
+
+def test_mean_staleness_over_updates_is_the_number_of_others():
+    rates = np.array([1.0, 1.0, 1.0, 0.25])
+    each = theory.expected_staleness(rates)
+    assert each == pytest.approx([2.25, 2.25, 2.25, 12.0])
+    assert each @ rates / rates.sum() == pytest.approx(3.0)
+    with pytest.raises(ValueError, match="above 0"):
+        theory.expected_staleness([1.0, 0.0])
+
+
+def test_bounded_staleness_lies_between_synchronous_and_asynchronous():
+    # Exact chain values, rule A, Exp(1) workers.
+    expected = {2: (4 / 3, 1.6, 12 / 7, 16 / 9), 3: (1.6363636363636371, 2.1375, 2.3703003967504266, 2.5042768077705144),
+                4: (1.92, 2.639916983742651, 2.9927627786094795, 3.200720141377406),
+                8: (2.943495400788436, 4.4629543452004174, 5.299111579795327)}
+    for workers, row in expected.items():
+        for bound, value in enumerate(row):
+            assert theory.ssp_throughput(workers, bound) == pytest.approx(value, rel=1e-9)
+    assert theory.ssp_throughput(4, 5, rate=2.0) == pytest.approx(2 * 3.4345191193055804, rel=1e-9)
+    assert theory.ssp_throughput(1, 3) == 1.0
+    with pytest.raises(ValueError, match="too many states"):
+        theory.ssp_throughput(100, 100)
+
+
+def test_importing_theory_loads_neither_torch_nor_scipy_stats():
+    code = "import sys, gdlab.theory; print({'torch', 'scipy.stats', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
