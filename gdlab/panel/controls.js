@@ -1,0 +1,60 @@
+// Run, Stop, Reset, where it runs, how far it is, and one plain sentence about what is going on.
+export default {
+  render({ model, el }) {
+    const make = (tag, name, text = "") => {
+      const node = document.createElement(tag);
+      node.className = name;
+      node.textContent = text;
+      return node;
+    };
+    const bar = make("div", "gd-controls");
+    bar.dataset.lmSuppressShortcuts = "true";
+    const buttons = make("div", "gd-buttons");
+    const button = (name, label, title) => {
+      const node = make("button", `gd-button gd-${name}`, label);
+      node.type = "button";
+      node.title = title;
+      node.onclick = () => model.send({ press: name });
+      buttons.append(node);
+      return node;
+    };
+    const run = button("run", "▶ Run", "Start the workers with the settings below");
+    const stop = button("stop", "■ Stop", "Stop the workers; what they did so far is kept");
+    const reset = button("reset", "↺ Reset", "Go back to the settings that this page started with");
+    for (const [node, name] of [[run, "Run"], [stop, "Stop"], [reset, "Reset"]]) node.setAttribute("aria-label", name);
+
+    const where = make("label", "gd-where", "Run on ");
+    const select = document.createElement("select");
+    select.onchange = () => model.send({ backend: select.value });
+    where.append(select);
+
+    const progress = document.createElement("progress");
+    progress.max = 1;
+    progress.setAttribute("aria-label", "Progress of the run");
+    const count = make("div", "gd-count");
+    const status = make("p", "gd-status");
+    status.setAttribute("role", "status");
+    bar.append(buttons, where, progress, count, status);
+    el.append(bar);
+
+    const draw = () => {
+      const busy = model.get("busy");
+      run.disabled = busy;
+      stop.disabled = !busy;
+      const backends = model.get("backends");
+      if (select.options.length !== backends.length)
+        select.replaceChildren(...backends.map(([value, label]) => new Option(label, value)));
+      select.value = model.get("backend");
+      select.disabled = busy;
+      where.hidden = backends.length < 2;
+      if (model.get("fraction") < 0) progress.removeAttribute("value");
+      else progress.value = model.get("fraction");
+      count.textContent = model.get("count");
+      if (status.textContent !== model.get("message")) status.textContent = model.get("message");
+      status.classList.toggle("gd-error", model.get("tone") === "error");
+    };
+    model.on("change", draw);
+    draw();
+    return () => model.off("change", draw);
+  },
+};
