@@ -35,7 +35,7 @@ MAX_SECONDS = 3600.0
 VIRTUAL_STEP_S = 0.01
 """What a gradient takes in virtual time where no law is given."""
 
-_IN_LINK_BUT_NOT_OURS = ("voila-theme", "voila-template", "token")
+_IN_LINK_BUT_NOT_OURS = ("theme", "template", "voila-theme", "voila-template", "classic-tree", "token")
 
 
 def _by_name(parts: tuple[type[Part], ...], what: str, short: dict[str, Any] | None = None) -> BeforeValidator:

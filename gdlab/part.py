@@ -56,6 +56,16 @@ class Part(BaseModel):
         except ValidationError as error:
             raise ExperimentError(explain(error, type(self))) from None
 
+    # Parts are equal by their fields: what rides along outside the JSON (a pickled function) does not count.
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(self.__dict__[name] for name in type(self).model_fields)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._values() == other._values()  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, self._values()))
+
     def __repr_args__(self) -> Any:
         return [(name, value) for name, value in super().__repr_args__() if name != "kind"]
 
@@ -114,8 +124,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     field = cls.model_fields.get(str(steps[0])) if steps else None
     if field is None and steps:
         field = next((f for f in cls.model_fields.values() if f.alias == steps[0]), None)
-    where = ".".join(str(step) for step in steps if isinstance(step, int) or str(step).isidentifier()
-                     and not str(step)[0].isupper() and str(step) not in ("int", "float", "str", "bool"))
+    where = ".".join(str(step) for step in steps if isinstance(step, int) or (str(step).isidentifier()
+                     and not str(step)[0].isupper() and str(step) not in ("int", "float", "str", "bool")))
     kind, given = first["type"], first.get("input")
     more = f" ({len(errors) - 1} more fields are wrong too.)" if len({e["loc"][:1] for e in errors}) > 1 else ""
     if kind == "extra_forbidden":

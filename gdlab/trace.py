@@ -172,11 +172,11 @@ class Trace:
             return self._cached("experiment", [self.folder / "run.json"], lambda: Experiment.from_json(
                 json.dumps(self._run["experiment"]), self.payload))
         except (KeyError, ExperimentError) as error:
-            raise TraceError(f"{self.folder}/run.json holds no experiment that this version can read: {error}") from None
+            raise TraceError(f"{self.folder}/run.json holds no experiment that can be read: {error}") from None
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Where it ran: backend, clock ("virtual" or "wall"), cores, ranks, threads, device, group backend, versions."""
+        """Where it ran: backend, clock ("virtual" or "wall"), cores, ranks, threads, device, group backend."""
         return self._run.get("environment", {})
 
     @property
