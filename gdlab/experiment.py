@@ -213,7 +213,7 @@ class Experiment(Part):
 
     @classmethod
     def from_query(cls, query: str) -> Experiment:
-        """Read an experiment from a URL query; missing fields have their defaults, unknown ones raise ExperimentError."""
+        """Read an experiment from a URL query, missing fields by default; raises ExperimentError for unknown ones."""
         data: dict[str, Any] = {}
         for key, text in parse_qsl(query.lstrip("?"), keep_blank_values=True):
             if key in _IN_LINK_BUT_NOT_OURS:

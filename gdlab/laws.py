@@ -194,7 +194,7 @@ class LogNormal(Law):
 
 
 class Pareto(Law):
-    """Take at least `minimum`, with a heavy tail: P(T > x) = (minimum / x)^alpha; the mean is infinite for alpha <= 1."""
+    """Take at least `minimum`, with a heavy tail: P(T > x) = (minimum / x)^alpha; no finite mean for alpha <= 1."""
 
     minimum: float = _seconds(0.03, "least time", "No step is faster than this")
     alpha: float = knob(2.5, label="tail exponent", help="Smaller means wilder stragglers", group="stragglers",

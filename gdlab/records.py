@@ -133,7 +133,7 @@ class PathWriter(Appender):
 
 
 class LocalPathWriter(PathWriter):
-    """Write one worker's own iterates between two averagings to `local-<rank>.bin`; `version` counts its local steps."""
+    """Write one worker's own iterates to `local-<rank>.bin`; `version` counts its local steps."""
 
     def __init__(self, folder: str | Path, rank: int, parameters: int, dtype: str, steps: int | None,
                  buffer: int = 0) -> None:
