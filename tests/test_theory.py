@@ -124,7 +124,8 @@ def test_mean_staleness_over_updates_is_the_number_of_others():
 
 def test_bounded_staleness_lies_between_synchronous_and_asynchronous():
     # Exact chain values, rule A, Exp(1) workers.
-    expected = {2: (4 / 3, 1.6, 12 / 7, 16 / 9), 3: (1.6363636363636371, 2.1375, 2.3703003967504266, 2.5042768077705144),
+    expected = {2: (4 / 3, 1.6, 12 / 7, 16 / 9),
+                3: (1.6363636363636371, 2.1375, 2.3703003967504266, 2.5042768077705144),
                 4: (1.92, 2.639916983742651, 2.9927627786094795, 3.200720141377406),
                 8: (2.943495400788436, 4.4629543452004174, 5.299111579795327)}
     for workers, row in expected.items():

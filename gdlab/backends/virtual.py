@@ -1,0 +1,258 @@
+"""Virtual time: one process does everybody's arithmetic, and an event heap decides who is when."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from gdlab import formats, theory
+from gdlab.descent.problems import build
+from gdlab.descent.store import Store
+from gdlab.descent.strategies import Decision, PushKey, machine
+from gdlab.descent.worker import Worker
+from gdlab.parts import Async, LocalSGD, Sync
+from gdlab.trace import EventWriter, LocalPathWriter, PathWriter, Trace, write_run
+
+if TYPE_CHECKING:
+    from gdlab.descent.worker import Push, Read
+    from gdlab.experiment import Experiment
+
+BUFFER = 1 << 16
+
+LOOK_S = 0.05
+"""Wall seconds between two looks at the stop flag; also the longest time that a row waits in a buffer."""
+
+
+def message_bytes(format: str) -> float:
+    """Return the bytes of one number on the wire."""
+    # A tf32 number is an fp32 word with some of its bits unused.
+    return 4.0 if format == "tf32" else formats.facts(format).bits / 8
+
+
+class Costs(NamedTuple):
+    """What communication takes in virtual seconds; nothing for one worker."""
+
+    message_s: float
+    """One message between a worker and the server, either way."""
+    server_s: float
+    """Serial work of the server on one push."""
+    allreduce_s: float
+    """Summing over all ranks, after the last one is ready."""
+
+    @classmethod
+    def of(cls, exp: Experiment, parameters: int) -> Costs:
+        """Work out the costs of an experiment with that many parameters."""
+        if exp.workers == 1:
+            return cls(0.0, 0.0, 0.0)
+        network = exp.network
+        nbytes = parameters * message_bytes(exp.precision.reduce)
+        if isinstance(exp.strategy, Async) or (isinstance(exp.strategy, Sync) and exp.strategy.exchange == "server"):
+            return cls(network.latency_s + nbytes * network.seconds_per_byte, network.server_s, 0.0)
+        ring_s = theory.allreduce_time(nbytes, exp.workers, network.latency_s, network.seconds_per_byte)
+        return cls(0.0, 0.0, ring_s)
+
+
+class Step:
+    """One step of one worker, from its read to its release."""
+
+    __slots__ = ("cancelled", "computed_s", "number", "push", "read", "released_s", "start_s", "worker", "written")
+
+    def __init__(self, worker: int, number: int, start_s: float, computed_s: float, read: Read):
+        self.worker = worker
+        self.number = number
+        self.start_s = start_s
+        self.computed_s = computed_s
+        self.read = read
+        self.push: Push | None = None
+        self.released_s = math.nan
+        self.cancelled = False
+        self.written = False
+
+
+class Simulation:
+    """One experiment in virtual seconds.
+
+    The heap holds one event a worker: the moment at which its gradient is ready, in the total order (time, priority,
+    rank). From then on nothing can overtake, since all messages cost the same and the server serves in order of
+    arrival: so a push is served as soon as it is popped, at the moment that the queue gives. Priority is 0, except
+    that a step which takes no time at all comes after everybody else of its instant, or nobody else would ever move.
+    """
+
+    def __init__(self, exp: Experiment, folder: str | Path, stop: Callable[[], bool] = lambda: False):
+        self.exp = exp
+        self.stop = stop
+        self.problem = build(exp)
+        self.store = Store(exp, self.problem)
+        self.workers = [Worker(exp, self.problem, rank) for rank in range(exp.workers)]
+        self.machine = machine(exp.strategy, exp.workers)
+        self.costs = Costs.of(exp, self.problem.size)
+        self.local_steps = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 0
+        self.limit_s = math.inf if exp.seconds is None else exp.seconds
+        self.events = EventWriter(folder, "virtual", buffer=BUFFER)
+        dtype = "float64" if exp.precision.weights == "fp64" else "float32"
+        self.path = PathWriter(folder, self.problem.size, dtype, exp.updates, buffer=BUFFER)
+        self.now_s = 0.0
+        """When the last push was served."""
+        self.reason = ""
+        """Why the run ended: updates, seconds, target_loss or stop."""
+        self._draw = exp.times.draw
+        self._heap: list[tuple[float, int, int, int, Step]] = []
+        self._count = [0] * exp.workers
+        self._current: list[Step | None] = [None] * exp.workers
+        self._received: dict[PushKey, Step] = {}
+        self._instant = (0.0, 0)
+        self._server_free_s = 0.0
+        self._next_look = 0.0
+
+    def run(self) -> str:
+        """Run to whatever ends it first and return the reason: updates, seconds, target_loss or stop."""
+        self.path.append(0, self.store.params)
+        for rank in self.machine.start():
+            self._begin(rank, 0.0)
+        while not self.reason:
+            time_s, priority, _, _, step = self._heap[0]
+            if step.cancelled:
+                heapq.heappop(self._heap)
+                continue
+            served_s = max(step.computed_s + self.costs.message_s, self._server_free_s) + self.costs.server_s
+            if served_s > self.limit_s:
+                self.reason = "seconds"
+                break
+            heapq.heappop(self._heap)
+            self._instant = (time_s, priority)
+            self._server_free_s = served_s
+            self._serve(step, served_s)
+            self._look()
+        self._leave()
+        return self.reason
+
+    def _begin(self, rank: int, start_s: float) -> None:
+        """Let a worker read the newest parameters and start its next step."""
+        number = self._count[rank]
+        self._count[rank] = number + 1
+        computed_s = start_s
+        if self.local_steps:
+            for local in range(number * self.local_steps, (number + 1) * self.local_steps):
+                computed_s += self._draw(rank, local)
+        else:
+            computed_s += self._draw(rank, number)
+        step = self._current[rank] = Step(rank, number, start_s, computed_s, self.store.read(rank))
+        instant, priority = self._instant
+        heapq.heappush(self._heap, (computed_s, priority + 1 if computed_s == instant else 0, rank, number, step))
+
+    def _serve(self, step: Step, served_s: float) -> None:
+        """Hand a push to the strategy and do what it decides."""
+        self._compute(step)
+        self._received[step.worker, step.number] = step
+        decision = self.machine.push(step.worker, step.number, step.read.version)
+        self.now_s = served_s
+        if not decision.apply:
+            self._release(decision, served_s + self.costs.message_s)
+            return
+        applied_s = served_s + self.costs.allreduce_s
+        if applied_s > self.limit_s:
+            self.reason = "seconds"
+            return
+        self.now_s = applied_s
+        steps = [self._received.pop(key) for key in decision.apply]
+        applied = self.store.apply([step.push for step in steps], list(decision.staleness))
+        self.path.append(applied.version, self.store.params)
+        self._end(applied.version)
+        if not self.reason:
+            self._release(decision, applied_s + self.costs.message_s)
+        for step, staleness in zip(steps, decision.staleness, strict=True):
+            self._write(step, applied.version, staleness, applied_s, applied.clip_scale, applied.lost_fraction)
+
+    def _end(self, version: int) -> None:
+        """Note whether the run has reached its number of updates or its target."""
+        exp = self.exp
+        if exp.target_loss is not None and self.problem.objective(self.store.params) <= exp.target_loss:
+            self.reason = "target_loss"
+        elif exp.updates is not None and version >= exp.updates:
+            self.reason = "updates"
+
+    def _release(self, decision: Decision, go_s: float) -> None:
+        """Let the released workers go on at `go_s`; the cancelled ones give up what they are doing."""
+        for rank in decision.cancelled:
+            step = self._current[rank]
+            step.cancelled, step.released_s = True, go_s
+            if step.computed_s > go_s:
+                step.computed_s = math.nan
+            self._write(step)
+        for rank in decision.released:
+            step = self._current[rank]
+            step.released_s = go_s
+            if step.written and not step.cancelled:
+                self.events.release(rank, step.number, go_s)
+            self._begin(rank, go_s)
+
+    def _compute(self, step: Step) -> None:
+        """Compute a step's push from what it read."""
+        worker = self.workers[step.worker]
+        compute = worker.local_round if self.local_steps else worker.gradient
+        step.push = compute(step.read, step.number)
+
+    def _write(self, step: Step, version: int = -1, staleness: int = 0, applied_s: float = math.nan,
+               clip_scale: float = 1.0, lost_fraction: float = math.nan) -> None:
+        """Record a step whose fate is known."""
+        step.written = True
+        push = step.push
+        if push is None:
+            self.events.push(worker=step.worker, step=step.number, read_version=step.read.version, version=-1,
+                             start_s=step.start_s, computed_s=step.computed_s, released_s=step.released_s)
+            return
+        self.events.push(
+            worker=step.worker, step=step.number, read_version=step.read.version, version=version, staleness=staleness,
+            start_s=step.start_s, computed_s=step.computed_s, applied_s=applied_s, released_s=step.released_s,
+            loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
+            nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction,
+        )
+
+    def _look(self) -> None:
+        """Now and then, see whether to stop, and write what has waited."""
+        wall = time.monotonic()
+        if wall < self._next_look:
+            return
+        self._next_look = wall + LOOK_S
+        self.events.flush()
+        self.path.flush()
+        if self.stop() and not self.reason:
+            self.reason = "stop"
+
+    def _leave(self) -> None:
+        """Record what was received or computed but never applied, and close the files."""
+        end_s = self.limit_s if self.reason == "seconds" else self.now_s
+        for step in self._received.values():
+            self._write(step)
+        # Whoever stops a run wants no more of its arithmetic.
+        if self.reason != "stop":
+            for event in sorted(self._heap, key=lambda event: event[:4]):
+                step = event[-1]
+                if step.computed_s <= end_s and not step.cancelled:
+                    self._compute(step)
+                    self._write(step)
+        self.events.close()
+        self.path.finish(self.store.version, self.store.params)
+
+
+def simulate(exp: Experiment, folder: str | Path, stop: Callable[[], bool] = lambda: False) -> Trace:
+    """Run an experiment in virtual time inside this process and return its trace.
+
+    The same experiment writes the same bytes, whatever the machine is busy with. `stop` is asked several times a
+    second. The folder is created; a `run.json` that is there already is left alone.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = {"experiment": json.loads(exp.to_json()), "environment": {"backend": "virtual", "clock": "virtual"}}
+    ours = not (folder / "run.json").exists()
+    if ours:
+        write_run(folder, run)
+    reason = Simulation(exp, folder, stop).run()
+    if ours:
+        write_run(folder, run | {"ended": {"how": "stopped" if reason == "stop" else "done", "reason": reason}})
+    return Trace(folder)
