@@ -44,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         server.add_argument("--port", type=_port, help="where to serve (default: the first free one)")
         server.add_argument("--browser", action=argparse.BooleanOptionalAction, default=None,
                             help="open a browser (default: where there is a screen)")  # fmt: skip
+        server.add_argument("notebooks", nargs="?", help="a folder of notebooks (default: gdlab's own)")
         server.set_defaults(does=does)
     run = commands.add_parser(
         "run",
@@ -80,7 +81,7 @@ def _serve(name: str, words: argparse.Namespace) -> int:
     from gdlab.dashboard import serve
 
     try:
-        getattr(serve, name)(words.port, words.browser)
+        getattr(serve, name)(words.port, words.browser, words.notebooks)
     except serve.ServeError as error:
         return _sorry(error)
     return 0

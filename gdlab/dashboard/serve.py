@@ -74,11 +74,11 @@ def has_screen() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
-def serve_lab(port: int | None = None, browser: bool | None = None) -> None:
+def serve_lab(port: int | None = None, browser: bool | None = None, notebooks: str | None = None) -> None:
     """Become a JupyterLab server that opens on the first lab; does not return."""
     _need("jupyterlab")
     port = free_port(port, LAB_PORT)
-    folder = notebooks_to_edit()
+    folder = _folder(notebooks) or notebooks_to_edit()
     words = [
         sys.executable, "-m", "jupyterlab",
         f"--ServerApp.ip={ADDRESS}",
@@ -98,7 +98,7 @@ def serve_lab(port: int | None = None, browser: bool | None = None) -> None:
     os.execve(sys.executable, words, with_our_folders(dict(os.environ)))
 
 
-def serve_dashboard(port: int | None = None, browser: bool | None = None) -> None:
+def serve_dashboard(port: int | None = None, browser: bool | None = None, notebooks: str | None = None) -> None:
     """Serve the labs as pages until interrupted."""
     _need("voila")
     os.environ.update(with_our_folders(dict(os.environ)))
@@ -111,9 +111,9 @@ def serve_dashboard(port: int | None = None, browser: bool | None = None) -> Non
     settings.Voila.ip = ADDRESS
     settings.Voila.port = free_port(port, DASHBOARD_PORT)
     settings.Voila.port_retries = 0
-    settings.Voila.root_dir = str(labs_folder())
+    settings.Voila.root_dir = str(_folder(notebooks) or labs_folder())
     settings.Voila.open_browser = has_screen() if browser is None else browser
-    settings.Voila.log_level = "WARN"
+    settings.Voila.log_level = "ERROR"
     # Answer to this machine's own names only, so that no other site can reach it through the browser.
     settings.Voila.tornado_settings = {"allow_remote_access": False, "local_hostnames": ["localhost"]}
     settings.VoilaExecutor.cell_error_instruction = "Reload the page to start again."
@@ -125,6 +125,14 @@ def serve_dashboard(port: int | None = None, browser: bool | None = None) -> Non
         print, f"gdlab's dashboard is at http://{ADDRESS}:{settings.Voila.port}/ (Ctrl-C ends it)", flush=True
     )
     Voila.launch_instance(argv=[], config=settings)
+
+
+def _folder(name: str | None) -> Path | None:
+    if name is None:
+        return None
+    if not Path(name).is_dir():
+        raise ServeError(f"{name!r} is not a folder: give one that holds notebooks, or none for gdlab's own.")
+    return Path(name).resolve()
 
 
 def _need(package: str) -> None:
