@@ -1,0 +1,305 @@
+"""The one permanent thread that starts the zygote, asks it for processes, and watches over all runs.
+
+A process dies when the thread that created it ends, so the thread must be one that never does: a run may be asked for
+from a widget's callback. The caller's process loads no torch and computes nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import gdlab
+from gdlab.backends.crew import crew_of, needs_server
+from gdlab.backends.devices import place
+from gdlab.backends.failures import Failure
+from gdlab.backends.runs import Run
+from gdlab.backends.supervise import Supervision
+from gdlab.part import ExperimentError
+from gdlab.trace import read_run, write_run
+
+TICK_S = 0.02
+LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
+IDLE_S = float(os.environ.get("GDLAB_ZYGOTE_IDLE_S", "inf"))
+"""After how many seconds without a run the zygote leaves, to free its memory."""
+
+
+class ZygoteLink:
+    """A zygote and the channel to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(Path(gdlab.__file__).parents[1]),
+                                           *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": LOOPBACK, "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
+        command = [sys.executable, "-P", "-m", "gdlab.backends.zygote"]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "--control", str(theirs.fileno()), str(os.getpid())], stdin=subprocess.DEVNULL,
+                stdout=self._errors, stderr=self._errors, pass_fds=[theirs.fileno()], start_new_session=True,
+                env=environment)
+        self.channel = ours
+        self.started = time.monotonic()
+        self.facts: dict[str, Any] | None = None
+        self._received = b""
+
+    def send(self, request: dict[str, Any]) -> None:
+        try:
+            self.channel.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            pass  # Its end is seen, and told, by the next read.
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """Return the messages that have come, or None if the zygote is gone."""
+        try:
+            data = self.channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self._received = (self._received + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> str:
+        """End it and all its children; return what it had to say."""
+        self.channel.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with self._errors as errors:
+            errors.seek(0)
+            return errors.read().decode(errors="replace").strip()
+
+    def forget(self) -> None:
+        """Let go of what a forked copy of this process has inherited."""
+        self.channel.close()
+        self._errors.close()
+        self._process.returncode = 0  # Not this process's child: nothing to wait for.
+
+
+class Launcher:
+    """Serve launches from any thread; all else happens in the thread of its own."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Supervision | None] = queue.SimpleQueue()
+        self._near, self._far = socket.socketpair()
+        self._far.setblocking(False)
+        self._near.setblocking(False)
+        self._link: ZygoteLink | None = None
+        self._active: dict[str, Supervision] = {}
+        self._waiting: list[Supervision] = []
+        self._idle_since = time.monotonic()
+        self._warm = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="gdlab-launcher", daemon=True)
+        self._thread.start()
+
+    def launch(self, run: Run) -> None:
+        """Start a run's processes; returns at once."""
+        run._wake = self.wake
+        run._message = "starting"
+        self._inbox.put(Supervision(run, crew_of(run.experiment, run.backend), self._send))
+        self.wake()
+
+    def warm(self, timeout: float | None = None) -> bool:
+        """Start the zygote, if there is none; wait for it at most `timeout` seconds and tell whether it is ready."""
+        self._inbox.put(None)
+        self.wake()
+        return self._warm.wait(timeout) and self._link is not None and self._link.facts is not None
+
+    def wake(self) -> None:
+        try:
+            self._far.send(b"\0")
+        except OSError:
+            pass  # Full, so it will wake anyway, or closed.
+
+    def close(self) -> None:
+        """End all runs and the zygote."""
+        self._closing = True
+        self.wake()
+        self._thread.join(5.0)
+
+    def forget(self) -> None:
+        """Let go of what a forked copy of this process has inherited."""
+        for end in (self._near, self._far):
+            end.close()
+        if self._link:
+            self._link.forget()
+
+    # ---- the thread ----
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:  # The thread must not end: its end is the end of every process.
+                for supervision in [*self._active.values()]:
+                    self._abandon(supervision, f"{type(error).__name__}: {error}")
+        for supervision in self._active.values():
+            supervision.run._stop_asked_at = time.monotonic()
+            supervision.run.heart.ask_stop()
+        self._lose_link()
+        for supervision in self._active.values():
+            supervision._end("stopped", "exit")
+
+    def _turn(self) -> None:
+        links = [self._near] + ([self._link.channel] if self._link else [])
+        wait = TICK_S if self._active else None
+        if wait is None and self._link and IDLE_S != float("inf"):
+            wait = max(0.0, self._idle_since + IDLE_S - time.monotonic())
+        ready, _, _ = select.select(links, [], [], wait)
+        if self._near in ready:
+            self._near.recv(4096)
+            self._take()
+        if self._link and self._link.channel in ready:
+            messages = self._link.receive()
+            if messages is None:
+                self._zygote_is_gone()
+            else:
+                for message in messages:
+                    self._hear(message)
+        for name, supervision in list(self._active.items()):
+            if not supervision._started and self._link and self._link.facts is None:
+                supervision.run._message = f"starting: loading PyTorch ({time.monotonic() - self._link.started:.0f} s)"
+            if supervision.tick():
+                self._drop(name)
+        if self._link and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
+            self._lose_link()
+
+    def _take(self) -> None:
+        while not self._inbox.empty():
+            supervision = self._inbox.get()
+            if supervision is not None:
+                self._active[supervision.run.run_id] = supervision
+                self._waiting.append(supervision)
+            self._idle_since = time.monotonic()
+            if self._link is None:
+                self._link = ZygoteLink()
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        if self._link is None or self._link.facts is None:
+            return
+        waiting, self._waiting = self._waiting, []
+        for supervision in waiting:
+            if supervision.asked_to_stop:
+                continue
+            run, facts = supervision.run, self._link.facts
+            experiment = run.experiment
+            local = run.backend == "local"
+            server = needs_server(experiment)
+            try:
+                placement = place(experiment.device if local else "cpu", experiment.workers, facts["gpus"],
+                                  facts["nccl"], collective=local and not server and experiment.workers > 1)
+            except ExperimentError as error:
+                self._abandon(supervision, str(error))
+                continue
+            _complete_environment(run, placement, facts)
+            options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
+                       "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
+            self._send(supervision.request(sys.path, os.getcwd(), options))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            assert self._link is not None
+            self._link.facts = message["ready"]
+            self._warm.set()
+            self._start_waiting()
+        elif "broken" in message:
+            self._warm.set()
+            for supervision in [*self._active.values()]:
+                self._abandon(supervision, f"PyTorch could not be loaded ({message['broken']}): install it and launch again.")
+        elif "started" in message and message["started"] in self._active:
+            self._active[message["started"]].started(message["pids"])
+        elif "failed" in message and message["failed"] in self._active:
+            self._abandon(self._active[message["failed"]], f"The processes could not be started ({message['message']}): "
+                          "use fewer workers, or free memory and descriptors.")
+        elif "exit" in message and message["exit"] in self._active:
+            self._active[message["exit"]].exited(message["name"], message["code"])
+
+    def _zygote_is_gone(self) -> None:
+        said = self._lose_link()
+        last = said.splitlines()[-1] if said else "it was killed"
+        for supervision in [*self._active.values()]:
+            self._abandon(supervision, f"The process that starts workers ended ({last}): launch again.")
+
+    def _lose_link(self) -> str:
+        link, self._link = self._link, None
+        self._warm.clear()
+        return link.close() if link else ""
+
+    def _abandon(self, supervision: Supervision, why: str) -> None:
+        """End a run whose processes cannot be started, or whose supervision has failed."""
+        run = supervision.run
+        self._send({"op": "signal", "run": run.run_id, "signal": signal.SIGKILL})
+        run._failure = Failure("launcher", 0, "exception", why)
+        run._message = why
+        supervision._end("failed", "exception")
+        self._drop(run.run_id)
+
+    def _drop(self, name: str) -> None:
+        self._active.pop(name, None)
+        self._idle_since = time.monotonic()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._link:
+            self._link.send(request)
+
+
+def _complete_environment(run: Run, placement: Any, facts: dict[str, Any]) -> None:
+    """Add to run.json what only the zygote knew."""
+    content = read_run(run.folder)
+    environment = content["environment"]
+    environment |= {"device": placement.device, "group_backend": placement.group_backend, "note": placement.note}
+    environment["versions"] |= {"torch": facts["torch"]}
+    write_run(run.folder, content)
+
+
+_lock = threading.Lock()
+_current: Launcher | None = None
+
+
+def current_launcher() -> Launcher:
+    """Return this process's launcher; the first call starts it."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = Launcher()
+        return _current
+
+
+def _forget() -> None:
+    # In a forked copy the thread does not exist, and the zygote is somebody else's.
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _current.forget()
+        _current = None
+
+
+def _close() -> None:
+    if _current is not None:
+        _current.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)

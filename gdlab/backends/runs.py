@@ -1,0 +1,127 @@
+"""A run as its caller holds it: state, trace, pids, stop and wait; and the folder that it lives in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from gdlab.backends.failures import Failure, RankFailed, RemoteError
+from gdlab.backends.heart import Heart
+from gdlab.experiment import Experiment
+from gdlab.trace import Trace
+
+ENDED = ("done", "stopped", "failed")
+
+
+class Run:
+    """A run that goes on in processes of its own. Every member may be used from any thread, at any time."""
+
+    def __init__(self, experiment: Experiment, backend: str, folder: Path, timeout_s: float, heart: Heart):
+        self.experiment, self.backend, self.folder, self.timeout_s = experiment, backend, folder, timeout_s
+        self.run_id = folder.name + "-" + uuid.uuid4().hex[:8]
+        self.heart = heart
+        self._state = "starting"
+        self._message = "starting"
+        self._pids: dict[str, int] = {}
+        self._failure: Failure | None = None
+        self._ended = threading.Event()
+        self._stop_asked_at: float | None = None
+        self._wake: Any = lambda: None
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder.name}: {self.message}>"
+
+    @property
+    def state(self) -> str:
+        """starting, running, done, stopped or failed."""
+        return self._state
+
+    @property
+    def message(self) -> str:
+        """What is going on, in one plain sentence."""
+        return self._message
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the ranks, in rank order; empty until they have started, kept after they have ended."""
+        pids = self._pids
+        return tuple(pids[name] for name in pids if name.startswith("rank"))
+
+    @property
+    def trace(self) -> Trace:
+        """What has happened so far."""
+        return Trace(self.folder)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The machine and the software of this run, as its trace records them."""
+        return self.trace.environment
+
+    @property
+    def error(self) -> RankFailed | None:
+        """Who broke the run and how, or None."""
+        failure = self._failure
+        if failure is None:
+            return None
+        error = RankFailed(failure.sentence(), failure.rank, failure.what, failure.kind, self.trace)
+        if failure.traceback:
+            error.__cause__ = RemoteError(failure.traceback)
+        return error
+
+    def stop(self) -> None:
+        """Ask for the end, and return at once: within a second no process is left, and the trace stays readable."""
+        if self._stop_asked_at is None and not self._ended.is_set():
+            self._stop_asked_at = time.monotonic()
+            self.heart.ask_stop()
+            self._wake()
+
+    def wait(self, timeout: float | None = None) -> Trace:
+        """Wait for the end, `timeout` seconds at most, and return the trace.
+
+        Raises RankFailed if a process failed, TimeoutError if the run has not ended by then.
+        """
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"The run has not ended after {timeout:g} s ({self.message}): wait longer or stop it.")
+        error = self.error
+        if error is not None:
+            raise error
+        return self.trace
+
+
+def new_folder(folder: str | Path | None, label: str) -> Path:
+    """Make the folder of a run: the given one, or a new one below $GDLAB_RUNS, ./runs or the temporary folder.
+
+    Raises FileExistsError for a folder that already holds a run.
+    """
+    if folder is not None:
+        path = Path(folder).absolute()
+        if (path / "run.json").exists():
+            raise FileExistsError(f"{path} already holds a run: choose another folder.")
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{uuid.uuid4().hex[:4]}"
+    for root in (os.environ.get("GDLAB_RUNS") or "runs", Path(tempfile.gettempdir(), f"gdlab-runs-{os.getuid()}")):
+        path = Path(root).absolute() / name
+        try:
+            path.mkdir(parents=True)
+            return path
+        except OSError as error:
+            refused = error
+    raise refused
+
+
+def show_progress(run: Run) -> None:
+    """Write the run's message on a terminal until it has ended."""
+    width = 0
+    while not run._ended.wait(0.1):
+        text = run.message
+        sys.stderr.write("\r" + text.ljust(width))
+        sys.stderr.flush()
+        width = len(text)
+    sys.stderr.write("\r" + run.message.ljust(width) + "\n")
