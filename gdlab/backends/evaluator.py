@@ -1,0 +1,163 @@
+"""The evaluator: follows a run's path and measures the full objective along it and around it.
+
+It runs beside the run at a low priority and reads nothing but the run's folder, so it can be late, stopped or killed
+without any effect on the descent.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gdlab.backends.surface import Surface
+from gdlab.descent.problems import build
+from gdlab.trace import LossWriter, path_dtype, write_json
+
+if TYPE_CHECKING:
+    from gdlab.descent.problems import Problem
+    from gdlab.experiment import Experiment
+
+MOST_LOSSES = 4096
+"""So many versions are all measured; of a longer path every second, then every fourth, ... one."""
+
+MOST_LATE = 1024
+"""Where more versions than this wait to be measured, every second one is passed over from there on."""
+
+CHUNK = 32
+PAUSE_S = 0.05
+HURRY_S = 0.3
+
+
+class PathReader:
+    """Read the shared parameters from a run's folder while they are being written."""
+
+    def __init__(self, folder: str | Path):
+        self._folder = Path(folder)
+        self._dtype: np.dtype | None = None
+        self._rows = np.empty(0, [("version", "<i8"), ("x", "<f4", (0,))])
+
+    def rows(self) -> np.ndarray:
+        """Return the records (version, x) written so far, mapped and not copied."""
+        if self._dtype is None:
+            try:
+                shape = json.loads((self._folder / "path.json").read_text())
+            except FileNotFoundError:
+                return self._rows
+            self._dtype = path_dtype(shape["parameters"], shape["dtype"])
+        file = self._folder / "path.bin"
+        count = file.stat().st_size // self._dtype.itemsize if file.exists() else 0
+        if count > len(self._rows):
+            self._rows = np.memmap(file, self._dtype, mode="r", shape=(count,))
+        return self._rows
+
+
+class Evaluator:
+    """Measure the full objective along the path of one run."""
+
+    def __init__(self, folder: str | Path, problem: Problem, report: Callable[[int, float], None] | None = None):
+        self.problem = problem
+        self.last_version = -1
+        """The newest version that was measured, and its objective in `last_loss`."""
+        self.last_loss = float("nan")
+        self._report = report
+        self._path = PathReader(folder)
+        self._writer = LossWriter(folder)
+        self._row = 0
+        self._stride = 1
+        self._measured = 0
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The path so far, records (version, x)."""
+        return self._path.rows()
+
+    def advance(self) -> bool:
+        """Measure the next few versions; return whether more are waiting."""
+        rows = self._path.rows()
+        while (len(rows) - self._row) // self._stride > MOST_LATE:
+            self._stride *= 2
+        due = []
+        while self._row < len(rows) and len(due) < CHUNK:
+            if self._row % self._stride == 0:
+                due.append(self._row)
+                self._measured += 1
+                if self._measured == MOST_LOSSES:
+                    self._measured //= 2
+                    self._stride *= 2
+            self._row += 1
+        self._measure(rows[due])
+        return self._row < len(rows)
+
+    def finish(self) -> None:
+        """Measure the last version, whatever the stride, and close."""
+        rows = self._path.rows()
+        if len(rows) and rows["version"][-1] != self.last_version:
+            self._measure(rows[-1:])
+        self._writer.close()
+
+    def _measure(self, rows: np.ndarray) -> None:
+        for version, loss in zip(rows["version"].tolist(), objectives(self.problem, rows["x"]), strict=True):
+            self._writer.append(version, loss)
+            self.last_version, self.last_loss = version, loss
+            if self._report is not None:
+                self._report(version, loss)
+
+
+def objectives(problem: Problem, points: np.ndarray) -> list[float]:
+    """Return the full objective at each of `points`, (m, n); what is not finite stays as it is."""
+    if not len(points):
+        return []
+    values = problem.objectives(torch.from_numpy(np.array(points)))
+    return np.asarray(values, dtype=np.float64).tolist()
+
+
+def evaluate(
+    exp: Experiment,
+    folder: str | Path,
+    problem: Problem | None = None,
+    deadline_s: float | None = None,
+    follow: Callable[[], bool] | None = None,
+    hurry: Callable[[], bool] | None = None,
+    report: Callable[[int, float], None] | None = None,
+) -> None:
+    """Write `losses.bin`, the surfaces and `final.json` of a run, while it goes on and once it has ended.
+
+    `follow` is asked several times a second whether the run goes on; without it, it has ended. Then everything that is
+    left is measured, for at most `deadline_s` seconds; if `hurry` says that somebody waits for the end, only what is
+    cheap. `report(version, loss)` is called with each measured loss.
+    """
+    problem = problem if problem is not None else build(exp)
+    evaluator = Evaluator(folder, problem, report)
+    surface = Surface(exp, folder, problem)
+    going = follow is not None and follow()
+
+    def busy() -> bool:
+        """Say whether a surface may still take its time."""
+        return follow() if going else time.monotonic() < until
+
+    until = 0.0
+    with torch.no_grad():
+        while going:
+            waiting = evaluator.advance()
+            if not waiting:
+                surface.refresh(evaluator.rows, busy)
+                time.sleep(PAUSE_S)
+            going = follow is not None and follow()
+        until = time.monotonic() + (HURRY_S if hurry is not None and hurry() else deadline_s or float("inf"))
+        while time.monotonic() < until - HURRY_S and evaluator.advance():
+            if hurry is not None and hurry():
+                until = min(until, time.monotonic() + HURRY_S)
+        evaluator.finish()
+        rows = evaluator.rows
+        if len(rows):
+            final = torch.from_numpy(np.array(rows["x"][-1]))
+            accuracy = problem.accuracy(final)
+            write_json(folder, "final.json", {"version": evaluator.last_version, "final_loss": evaluator.last_loss,
+                                              "accuracy": accuracy})
+            surface.finish(rows, busy)
