@@ -93,7 +93,7 @@ def _run(words: argparse.Namespace, rest: list[str]) -> int:
         print("\n" + _fields())
         return 0
     try:
-        experiment = gdlab.Experiment.from_query(urlencode(_pairs(rest)))
+        experiment = experiment_from(rest)
     except gdlab.ExperimentError as error:
         return _sorry(error)
     try:
@@ -112,6 +112,11 @@ def _run(words: argparse.Namespace, rest: list[str]) -> int:
         for name, value in summary.items():
             print(f"  {name.replace('_', ' '):<22} {_value(value)}")
     return 0
+
+
+def experiment_from(words: list[str]) -> gdlab.Experiment:
+    """Read an Experiment from `--name value` and `--part.name=value`; raises ExperimentError."""
+    return gdlab.Experiment.from_query(urlencode(_pairs(words)))
 
 
 def _pairs(rest: list[str]) -> list[tuple[str, str]]:

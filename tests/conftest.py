@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ SESSION = "GDLAB_TEST_SESSION"
 os.environ[SESSION] = uuid.uuid4().hex
 GRACE_S = 10.0
 
+REQUIRE_BROWSER = "GDLAB_REQUIRE_BROWSER"
+
 # No look-up and no report to its maker's hosts; no sandbox, since CI runs as root.
 CHROMIUM_FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -41,6 +43,16 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="gdlab-tests-")
         os.environ["GDLAB_RUNS"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    # Where the browser is required, a browser test that was skipped is one that nobody has run.
+    report = yield
+    if report.skipped and os.environ.get(REQUIRE_BROWSER) and item.get_closest_marker("browser"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} was skipped although {REQUIRE_BROWSER} is set: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -95,13 +107,10 @@ def _no_process_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """Return Chromium's path; skips where there is none, or fails where GDLAB_REQUIRE_BROWSER is set."""
+    """Return Chromium's path; skips where there is none."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
-        message = "Chromium is not installed: browser tests cannot run (Debian: apt-get install chromium)"
-        if os.environ.get("GDLAB_REQUIRE_BROWSER"):
-            pytest.fail(message)
-        pytest.skip(message)
+        pytest.skip("Chromium is not installed: browser tests cannot run (Debian: apt-get install chromium)")
     return path
 
 

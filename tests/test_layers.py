@@ -41,7 +41,11 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "own": DESCRIPTION | ARITHMETIC | {"theory", "records", "trace", "descent", "backends"},
         "lazy": {"tqdm"},
     },
-    "views": {"third": {"numpy", "plotly"}, "own": DESCRIPTION | {"trace", "theory", "views"}, "lazy": {"tsdownsample"}},
+    "views": {
+        "third": {"numpy", "plotly"},
+        "own": DESCRIPTION | {"trace", "theory", "views"},
+        "lazy": {"tsdownsample"},
+    },
     "panel": {
         "third": {"numpy", "plotly", "ipywidgets", "anywidget", "traitlets", "IPython", "tsdownsample", "pydantic"},
         "own": DESCRIPTION | {"trace", "theory", "views", "backends", "panel", "clipping", "formats"},
