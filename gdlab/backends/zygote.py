@@ -30,8 +30,8 @@ from gdlab.backends.heart import Heart
 
 CAN_FORK = sys.platform.startswith("linux") and os.environ.get("GDLAB_START", "fork") != "spawn"
 
-PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo", "gdlab.backends.rank", "gdlab.backends.server",
-           "gdlab.backends.virtual", "gdlab.backends.evaluator")
+PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo", "gdlab.backends.roles", "gdlab.backends.rank",
+           "gdlab.backends.server", "gdlab.backends.virtual", "gdlab.backends.evaluator", "gdlab.descent.networks")
 
 _PR_SET_PDEATHSIG = 1
 
@@ -281,10 +281,7 @@ def _facts() -> dict[str, Any]:
     import torch
 
     for module in PRELOAD:
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            if not module.startswith("gdlab"): raise
+        importlib.import_module(module)
     torch.set_num_threads(1)
     # Counts through NVML (see the environment the launcher sets): a fork after CUDA was used would be useless.
     return {"torch": torch.__version__, "gpus": torch.cuda.device_count(), "nccl": torch.distributed.is_nccl_available()}

@@ -1,0 +1,149 @@
+"""What one rank's process does: compute, last as long as drawn, exchange, apply, until all leave together."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from gdlab.backends.group import Group
+from gdlab.backends.heart import Heart, Slot
+from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
+from gdlab.backends.pace import Pace
+from gdlab.backends.roles import experiment_of, path_format
+from gdlab.descent.problems import build
+from gdlab.descent.store import Store
+from gdlab.descent.worker import Push, Read, Worker
+from gdlab.parts import LocalSGD
+from gdlab.trace import EventWriter, PathWriter
+
+if TYPE_CHECKING:
+    from gdlab.backends.zygote import Job
+
+VOTES = ("stop", "seconds", "target_loss", "nonfinite")
+"""What the extra elements of the reduced buffer say: how many ranks want to leave and why, or saw inf or NaN."""
+
+WAIT_S = 0.1
+
+
+class Rank:
+    """One worker on the wall's clock."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.heart = Heart(job.folder)
+        self.slot: Slot = self.heart.slot(job.slot)
+        self.slot.enter("starting")
+        self.experiment = experiment_of(job.folder)
+        self.device = job.options["devices"][job.index]
+        if self.device.startswith("cuda"):
+            torch.cuda.set_device(self.device)
+        self.problem = build(self.experiment, self.device)
+        self.worker = Worker(self.experiment, self.problem, job.index)
+        self.pace = Pace(self.experiment, job.index, self.heart, self.slot)
+        local = isinstance(self.experiment.strategy, LocalSGD)
+        self.compute = self.worker.local_round if local else self.worker.gradient
+
+    # ---- over an all-reduce ----
+
+    def descend(self) -> None:
+        """Descend on a replica of the parameters: every rank applies the same sum, so all stay equal."""
+        experiment, index = self.experiment, self.job.index
+        store = Store(experiment, self.problem)
+        group = Group(self.job, self.slot, self.device)
+        events = EventWriter(self.job.folder, f"rank{index}")
+        path = None
+        if index == 0:
+            path = PathWriter(self.job.folder, self.problem.size, path_format(experiment), experiment.updates)
+            path.append(0, store.params)
+        self.slot.enter("ready")
+        t0 = group.latest(time.monotonic())
+        self.heart.t0 = t0
+        limit = t0 + experiment.seconds if experiment.seconds is not None else math.inf
+        reason, step = "", 0
+        buffer: torch.Tensor | None = None
+        while not reason:
+            read = store.read(index)
+            start = time.monotonic()
+            self.slot.enter("computing", step, read.version)
+            push = self.compute(read, step)
+            self.pace.sleep(self.pace.due(step, start), step)
+            computed = time.monotonic()
+            if buffer is None:
+                buffer = torch.zeros(push.grad.numel() + len(VOTES), dtype=push.grad.dtype, device=push.grad.device)
+            buffer[:-len(VOTES)] = store.contribution(push)
+            buffer[-len(VOTES):] = torch.tensor([self.heart.stop, computed >= limit, self.heart.target_reached,
+                                                 push.nonfinite > 0])
+            group.sum(buffer)
+            reason, found_inf = _count(buffer[-len(VOTES):].tolist())
+            if reason:
+                _write(events, push, start - t0, computed - t0)
+                break
+            applied = store.apply_sum(buffer[:-len(VOTES)], found_inf, group.size)
+            if path:
+                path.append(applied.version, store.params)
+            now = time.monotonic() - t0
+            if experiment.updates is not None and applied.version >= experiment.updates:
+                reason = "updates"
+            _write(events, push, start - t0, computed - t0, applied.version, now, math.nan if reason else now,
+                   applied.clip_scale, applied.lost_fraction)
+            step += 1
+        self.slot.enter("finishing", step, store.version)
+        events.close()
+        if path:
+            path.finish(store.version, store.params)
+            self.heart.reason = reason
+
+    # ---- over the parameter server ----
+
+    def work(self) -> None:
+        """Compute for the parameter server until it says stop."""
+        channel = Channel(self.job.links["server0"], "the server", self.problem.size)
+        buffer, step = channel.buffer(), 0
+        self.slot.enter("ready")
+        channel.send(READY, start=time.monotonic())
+        while True:
+            self.slot.enter("waiting", step)
+            while not channel.poll(WAIT_S):
+                self.slot.beat()
+            message = channel.receive(buffer)
+            if message.kind == STOP:
+                return
+            if message.kind == CANCEL:
+                continue  # For a step whose push was on its way already.
+            start = time.monotonic()
+            assert message.tensor is not None
+            read = Read(message.tensor.to(self.device), message.version, message.loss_scale)
+            self.slot.enter("computing", step, read.version)
+            push = self.compute(read, step)
+            # Whatever the server says now ends this step: that it is cancelled, or that the run is over.
+            woken = self.pace.sleep(self.pace.due(step, start), step, channel.poll) or channel.poll(0)
+            self.slot.enter("communicating", step)
+            channel.send_push(push, start, time.monotonic(), DROPPED if woken else PUSH)
+            step += 1
+
+
+def _count(votes: list[float]) -> tuple[str, bool]:
+    """Return why all leave now (empty: they go on), and whether anybody saw inf or NaN."""
+    reason = next((name for name, count in zip(VOTES[:-1], votes, strict=False) if count > 0), "")
+    return reason, votes[-1] > 0
+
+
+def _write(events: EventWriter, push: Push, start_s: float, computed_s: float, version: int = -1,
+           applied_s: float = math.nan, released_s: float = math.nan, clip_scale: float = 1.0,
+           lost_fraction: float = math.nan) -> None:
+    events.push(worker=push.worker, step=push.step, read_version=push.read_version, version=version,
+                start_s=start_s, computed_s=computed_s, applied_s=applied_s, released_s=released_s,
+                loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
+                nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction)
+
+
+def main(job: Job) -> None:
+    """Be one rank."""
+    rank = Rank(job)
+    if job.options["server"]:
+        rank.work()
+    else:
+        rank.descend()

@@ -1,0 +1,74 @@
+"""What every process of a run does first, and the two short roles: the simulation and the evaluator."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdlab.backends.heart import Heart
+from gdlab.experiment import Experiment
+from gdlab.trace import Trace
+
+if TYPE_CHECKING:
+    from gdlab.backends.zygote import Job
+
+FINISH_S = 30.0
+"""How long the evaluator may go on after the last update."""
+
+
+def experiment_of(folder: str | Path) -> Experiment:
+    """Return the experiment of a run's folder, with the function of a problem that came from a cell."""
+    return Trace(Path(folder)).experiment
+
+
+def path_format(experiment: Experiment) -> str:
+    """Return the dtype of a run's path: the weights', fp32 where those are narrower."""
+    return "float64" if experiment.precision.weights == "fp64" else "float32"
+
+
+def simulate(job: Job) -> None:
+    """Be the process of a virtual run."""
+    from gdlab.backends.virtual import Simulation
+
+    heart = Heart(job.folder)
+    slot = heart.slot(job.slot)
+    simulation: Simulation | None = None
+
+    def look() -> bool:
+        slot.enter("computing", version=simulation.store.version if simulation else 0)
+        return heart.stop
+
+    slot.enter("starting")
+    simulation = Simulation(experiment_of(job.folder), job.folder, look)
+    heart.t0 = time.monotonic()
+    look()
+    reason = simulation.run()
+    look()
+    heart.reason = reason
+
+
+def evaluate(job: Job) -> None:
+    """Be the evaluator of a run: measure the objective along the path, and tell when the target is reached."""
+    from gdlab.backends import evaluator
+
+    heart = Heart(job.folder)
+    slot = heart.slot(job.slot)
+    slot.enter("starting")
+    experiment = experiment_of(job.folder)
+    target = experiment.target_loss
+
+    def follow() -> bool:
+        slot.enter("computing")
+        return not heart.reason and not heart.stop
+
+    def hurry() -> bool:
+        slot.enter("finishing")
+        return heart.stop
+
+    def report(version: int, loss: float) -> None:
+        slot.beat()
+        if target is not None and loss <= target:
+            heart.reach_target()
+
+    evaluator.evaluate(experiment, job.folder, deadline_s=FINISH_S, follow=follow, hurry=hurry, report=report)
