@@ -120,8 +120,10 @@ def text_of(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], tuple):
+        return "; ".join(text_of(row) for row in value) + ";" * (len(value) == 1)
     if isinstance(value, tuple):
-        return ("; " if value and isinstance(value[0], tuple) else ", ").join(text_of(item) for item in value)
+        return ", ".join(text_of(item) for item in value)
     return str(value)
 
 
@@ -189,7 +191,8 @@ def cycled(text: str, workers: int, shares: bool = False) -> str:
     if not text.strip():
         return text
     if ";" in text:
-        return "; ".join(islice(cycle([row.strip() for row in text.split(";") if row.strip()]), workers))
+        rows = [row.strip() for row in text.split(";") if row.strip()]
+        return "; ".join(islice(cycle(rows), workers)) + ";" * (workers == 1)
     items = list(islice(cycle(_items(text)), workers))
     if shares:
         try:

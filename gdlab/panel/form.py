@@ -12,7 +12,7 @@ import traitlets
 
 from gdlab.experiment import MAX_WORKERS, Experiment
 from gdlab.panel import fields
-from gdlab.part import ExperimentError, Part
+from gdlab.part import ExperimentError
 from gdlab.parts import Clip, Precision
 
 MAX_SLOWDOWN = 1000.0
@@ -120,8 +120,9 @@ class Form:
 
     def _choose(self, path: str, kind: str) -> None:
         before = self._draft[path]
-        possible = fields.kinds(Experiment.model_fields[path].annotation)
-        if kind and kind not in possible:
+        annotation = Experiment.model_fields[path].annotation
+        possible = fields.kinds(annotation)
+        if kind not in possible and (kind or type(None) not in fields.leaves(annotation)):
             raise ExperimentError(f"{path} = {kind!r} is not known: it must be one of {', '.join(possible)}.")
         if before:
             self._kept[path, before["kind"]] = before
@@ -190,7 +191,7 @@ class Form:
             if path.startswith("problem."):
                 name = path.partition(".")[2]
                 if ";" in self._draft["problem"].get(name, ""):
-                    self._draft["problem"][name] = fields.cycled(pattern, workers) + (";" if workers == 1 else "")
+                    self._draft["problem"][name] = fields.cycled(pattern, workers)
             elif path != "speeds" or self._draft[fields.SLOW] in ("", "1"):
                 self._draft[path] = fields.cycled(pattern, workers, shares=path == "shards")
         if self._draft[fields.SLOW] not in ("", "1"):
@@ -234,44 +235,3 @@ class Form:
         self.widget.rows = [row.to_dict() for row in fields.rows_of(self._draft, self._show, self._errors)]
         for told in self.on_change:
             told()
-
-
-def differing(experiment: Experiment, other: Experiment) -> list[str]:
-    """Return in words what makes `experiment` another one than `other`, most telling first."""
-    words = []
-    for name, field in Experiment.model_fields.items():
-        mine, theirs = getattr(experiment, name), getattr(other, name)
-        if mine == theirs:
-            continue
-        label = str((field.json_schema_extra or {}).get("label", name))  # type: ignore[union-attr]
-        words.append(_in_words(name, label, mine, theirs))
-    return words
-
-
-def _in_words(name: str, label: str, mine: Any, theirs: Any) -> str:
-    if name == "workers":
-        return f"{mine} worker{'s' if mine > 1 else ''}"
-    if name == "speeds":
-        slow = fields.slow_of(mine)
-        return "equal workers" if slow == "1" else f"one {slow} times slower" if slow else "mixed speeds"
-    if mine is None:
-        return f"no {label}"
-    if name == "precision":
-        return str(mine)
-    if isinstance(mine, Part):
-        if type(mine) is type(theirs):
-            changed = [f"{field} {fields.text_of(getattr(mine, field)) or 'none'}" for field in type(mine).model_fields
-                       if getattr(mine, field) != getattr(theirs, field)]
-            return ", ".join(changed)
-        if name == "clip":
-            rule = next(rule for rule in fields.CLIP_RULES if getattr(mine, rule) is not None)
-            return f"clip {rule} {getattr(mine, rule):g}"
-        return _short(mine)
-    return f"{label} {fields.text_of(mine)}"
-
-
-
-def _short(part: Part) -> str:
-    fixed = {name: field.default for name, field in type(part).model_fields.items()}
-    told = [f"{name} {fields.text_of(getattr(part, name))}" for name in fixed if getattr(part, name) != fixed[name]]
-    return " ".join([type(part).__name__, *told])

@@ -19,14 +19,15 @@ HIDDEN_DEADLINE_S = 180.0
 
 
 class Heartbeat(anywidget.AnyWidget):
-    """Call `on_lost` once when the last page that showed this panel has gone (closed, reloaded, crashed)."""
+    """Call `on_found` when a first page shows this panel, `on_lost` when the last has gone (closed, crashed)."""
 
     _esm = Path(__file__).with_name("heartbeat.js").read_text(encoding="utf-8")
     answer_within_s = traitlets.Float(12.0).tag(sync=True)
 
-    def __init__(self, on_lost: Callable[[], None], clock: Callable[[], float] = time.monotonic, **traits: Any) -> None:
+    def __init__(self, on_lost: Callable[[], None], on_found: Callable[[], None] = lambda: None,
+                 clock: Callable[[], float] = time.monotonic, **traits: Any) -> None:
         super().__init__(**traits)
-        self._on_lost, self._clock = on_lost, clock
+        self._on_lost, self._on_found, self._clock = on_lost, on_found, clock
         self._pages: dict[str, tuple[float, bool]] = {}
         self._task: asyncio.Task[None] | None = None
         self.on_msg(self._got)
@@ -51,8 +52,11 @@ class Heartbeat(anywidget.AnyWidget):
             if self._pages.pop(page, None) is not None and not self._pages:
                 self._on_lost()
             return
+        first = not self._pages
         self._pages[page] = (self._clock(), bool(message.get("hidden")))
         self.send({"reply": page})
+        if first:
+            self._on_found()
 
     async def _watch(self, period_s: float) -> None:
         while True:

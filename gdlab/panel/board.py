@@ -1,0 +1,65 @@
+"""The figures of the page: empty, live, and drawn once more in full when a run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ipywidgets
+
+from gdlab import views
+from gdlab.experiment import Experiment
+from gdlab.panel.chart import Chart
+from gdlab.part import ExperimentError
+from gdlab.trace import Chunk, Trace
+from gdlab.views import live
+
+COMPARED = ("loss", "loss_seconds")
+"""Figures that hold several runs; the others show the last one."""
+
+
+class Board:
+    """Hold one chart a view; `names` chooses which, by default all of them."""
+
+    def __init__(self, names: Iterable[str] | None = None) -> None:
+        self.names = (names,) if isinstance(names, str) else tuple(views.VIEWS if names is None else names)
+        for name in self.names:
+            if name not in views.VIEWS:
+                raise ExperimentError(f"figures = {name!r} is no view: there are {', '.join(views.VIEWS)}.")
+        empty = live.make(self.names, Experiment(), {})
+        self.charts = {name: Chart(empty[name].figure()) for name in self.names}
+        self._live: dict[str, live.Live] = {}
+        boxes = [ipywidgets.Box([chart], _dom_classes=("gd-figure", f"gd-figure-{name}"))
+                 for name, chart in self.charts.items()]
+        self.widget = ipywidgets.Box(boxes, _dom_classes=("gd-figures",))
+
+    def begin(self, experiment: Experiment, environment: Mapping[str, Any]) -> None:
+        """Start anew for a run."""
+        self._live = live.make(self.names, experiment, environment)
+        for name, view in self._live.items():
+            self.charts[name].show(view.figure())
+
+    def make(self, chunk: Chunk) -> dict[str, list[dict[str, Any]]]:
+        """Return what each chart has to be told of what is new."""
+        return {name: view.update(chunk) for name, view in self._live.items()}
+
+    def apply(self, made: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Tell the charts."""
+        for name, operations in made.items():
+            if operations:
+                self.charts[name].apply(operations)
+
+    def figures(self, trace: Trace, compared: list[Trace], only_compared: bool = False) -> dict[str, Any]:
+        """Draw a run that has ended, its losses beside those of the runs that it is compared with."""
+        drawn = {}
+        for name in self.names:
+            if name in COMPARED:
+                drawn[name] = views.VIEWS[name](*(compared or [trace]))
+            elif not only_compared:
+                drawn[name] = views.VIEWS[name](trace)
+        return drawn
+
+    def show(self, figures: Mapping[str, Any]) -> None:
+        """Put figures in place of those on the page."""
+        for name, figure in figures.items():
+            self.charts[name].show(figure)

@@ -1,0 +1,55 @@
+"""Run, Stop and Reset, with how far the run is and one plain sentence about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from gdlab.experiment import Experiment
+
+BACKENDS = {"local": "real worker processes on this machine", "virtual": "a simulated clock (same numbers every time)"}
+
+
+class Controls(anywidget.AnyWidget):
+    """Draw the buttons, the progress and the status line; `press(name)` and `choose(backend)` are called back."""
+
+    _esm = Path(__file__).with_name("controls.js").read_text(encoding="utf-8")
+    busy = traitlets.Bool(False).tag(sync=True)
+    message = traitlets.Unicode("").tag(sync=True)
+    tone = traitlets.Unicode("info").tag(sync=True)
+    fraction = traitlets.Float(0.0).tag(sync=True)
+    count = traitlets.Unicode("").tag(sync=True)
+    backend = traitlets.Unicode("local").tag(sync=True)
+    backends = traitlets.List().tag(sync=True)
+
+    def __init__(self, press: Callable[[str], None], choose: Callable[[str], None],
+                 call: Callable[..., Any] = lambda function, *args: function(*args), **traits: Any) -> None:
+        super().__init__(backends=[list(item) for item in BACKENDS.items()], **traits)
+
+        def got(_widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+            if message.get("press") in ("run", "stop", "reset"):
+                call(press, message["press"])
+            elif message.get("backend") in BACKENDS:
+                call(choose, message["backend"])
+
+        self.on_msg(got)
+
+    def say(self, sentence: str, tone: str = "info") -> None:
+        """Show one sentence in the status line; tone "error" for what a person has to mend."""
+        self.message, self.tone = sentence, tone
+
+
+def progress(experiment: Experiment, updates: int, seconds: float) -> float:
+    """Return how far a run is, 0 to 1, by whichever of its ends is nearest; -1 where only a target loss ends it."""
+    shares = [done / limit for done, limit in ((updates, experiment.updates), (seconds, experiment.seconds)) if limit]
+    return min(1.0, max(shares)) if shares else -1.0
+
+
+def counted(experiment: Experiment, updates: int, seconds: float, simulated: bool) -> str:
+    """Say how many updates there were and how long they took."""
+    of = f" of {experiment.updates:,}" if experiment.updates else ""
+    return f"{updates:,}{of} updates · {seconds:,.2f} {'simulated ' if simulated else ''}s"

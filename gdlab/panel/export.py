@@ -1,0 +1,88 @@
+"""What leaves the page: a link to these settings, and the last run as a table or a page of figures."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from gdlab.experiment import Experiment
+from gdlab.part import ExperimentError
+from gdlab.trace import Trace
+
+MAX_BYTES = 50_000_000
+"""What is sent to the page at most: a larger file is found in the run's folder instead."""
+
+TYPES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet", "html": "text/html"}
+
+
+class Export(anywidget.AnyWidget):
+    """Draw the buttons; `wanted(kind)` is called for "csv", "parquet" and "html", and answered with `hand_over`."""
+
+    _esm = Path(__file__).with_name("export.js").read_text(encoding="utf-8")
+    query = traitlets.Unicode("").tag(sync=True)
+    path = traitlets.Unicode("").tag(sync=True)
+    name = traitlets.Unicode("gdlab").tag(sync=True)
+    ready = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, wanted: Callable[[str], None],
+                 call: Callable[..., Any] = lambda function, *args: function(*args), **traits: Any) -> None:
+        super().__init__(path=_own_path(), **traits)
+
+        def got(_widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+            if message.get("make") in TYPES:
+                call(wanted, message["make"])
+
+        self.on_msg(got)
+
+    def hand_over(self, kind: str, data: bytes, folder: Path) -> None:
+        """Let the page save a file; one that is too large for a page is named instead."""
+        if len(data) > MAX_BYTES:
+            note = f"The file has {len(data) / 1e6:.0f} MB, too much for a page: the run itself is in {folder}."
+            self.send({"note": note})
+            return
+        self.send({"file": f"{self.name}.{kind}", "type": TYPES[kind], "note": f"{self.name}.{kind} was saved."},
+                  buffers=[data])
+
+
+def file_of(kind: str, trace: Trace, figures: list[Any]) -> bytes:
+    """Return a run as the bytes of a CSV or Parquet table of its pushes, or of a page with its figures."""
+    if kind == "html":
+        from plotly.offline import get_plotlyjs
+
+        parts = [figure.to_html(full_html=False, include_plotlyjs=False) for figure in figures]
+        head = f"<meta charset='utf-8'><title>{trace.experiment.label}</title><script>{get_plotlyjs()}</script>"
+        return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>".encode()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"pushes.{kind}")
+        getattr(trace, f"to_{kind}")(file)
+        return file.read_bytes()
+
+
+def from_link(query: str | None = None) -> tuple[Experiment | None, str]:
+    """Return the experiment of the page's own link (None: the link names none), and what is wrong with the link."""
+    query = os.environ.get("QUERY_STRING", "") if query is None else query
+    ours = "&".join(pair for pair in query.lstrip("?").split("&")
+                    if pair.partition("=")[0].partition(".")[0] in Experiment.model_fields)
+    foreign = sorted({pair.partition("=")[0] for pair in query.lstrip("?").split("&") if pair} -
+                     {pair.partition("=")[0] for pair in ours.split("&")})
+    unknown = [name for name in foreign if not name.startswith(("voila-", "theme", "token", "reset", "_"))]
+    if unknown:
+        return None, f"The link sets {unknown[0]}, which is no setting here: this page starts with its own settings."
+    if not ours:
+        return None, ""
+    try:
+        return Experiment.from_query(ours), ""
+    except ExperimentError as error:
+        return None, f"The link cannot be followed, so this page starts with its own settings: {error}"
+
+
+def _own_path() -> str:
+    """Return the notebook's path below the server's root where the kernel was told it, else ""."""
+    session = os.environ.get("JPY_SESSION_NAME", "")
+    return session if session.endswith(".ipynb") and not os.path.isabs(session) else ""

@@ -1,0 +1,110 @@
+"""The runs of this page: kept, named by what differs, compared in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from gdlab.experiment import Experiment
+from gdlab.trace import Trace
+
+MAX_RUNS = 12
+"""Runs that the page keeps; older ones stay in their folders."""
+
+COLORS = ("#2f81f7", "#e8743b", "#2ea043", "#b65fc9", "#d29922", "#e5534b", "#1b9aaa", "#8c6d46", "#7a7fda", "#6e7781",
+          "#d6409f", "#57ab5a")
+
+COLUMNS = ("final loss", "accuracy", "seconds", "updates", "mean staleness", "waiting")
+
+
+@dataclass
+class Entry:
+    """Hold one finished run."""
+
+    id: str
+    trace: Trace
+    experiment: Experiment
+    backend: str
+    summary: dict[str, Any]
+    color: str
+    shown: bool = True
+
+
+class HistoryView(anywidget.AnyWidget):
+    """Draw the table of runs."""
+
+    _esm = Path(__file__).with_name("history.js").read_text(encoding="utf-8")
+    runs = traitlets.List().tag(sync=True)
+    columns = traitlets.List(list(COLUMNS)).tag(sync=True)
+
+
+class History:
+    """Keep the last runs; `on_change` is called when another set of them is to be drawn, `on_use` with settings."""
+
+    def __init__(self, on_change: Callable[[], None], on_use: Callable[[Experiment], None],
+                 call: Callable[..., Any] = lambda function, *args: function(*args)) -> None:
+        self.entries: list[Entry] = []
+        self._on_change, self._on_use, self._made = on_change, on_use, 0
+        self.widget = HistoryView()
+        self.widget.on_msg(lambda _widget, message, _buffers: call(self._got, message))
+
+    def add(self, trace: Trace, backend: str) -> Entry:
+        """Keep a finished run."""
+        entry = Entry(f"run-{self._made}", trace, trace.experiment, backend, trace.summary(),
+                      COLORS[self._made % len(COLORS)])
+        self._made += 1
+        self.entries = [*self.entries, entry][-MAX_RUNS:]
+        self._publish()
+        return entry
+
+    @property
+    def shown(self) -> list[Entry]:
+        """The runs that are ticked, oldest first."""
+        return [entry for entry in self.entries if entry.shown]
+
+    def names(self) -> list[str]:
+        """Return a name a run, made of what differs between them."""
+        from gdlab.views.naming import what_differs
+
+        if len(self.entries) == 1:
+            return ["run 1"]
+        clocks = [entry.trace.environment.get("clock", "") for entry in self.entries]
+        return what_differs([entry.experiment for entry in self.entries], clocks)
+
+    def _publish(self) -> None:
+        self.widget.runs = [
+            {"id": entry.id, "name": name, "color": entry.color, "shown": entry.shown, "cells": cells(entry.summary)}
+            for entry, name in zip(self.entries, self.names(), strict=True)]
+
+    def _got(self, message: dict[str, Any]) -> None:
+        wanted = message.get("show") or message.get("use") or message.get("forget")
+        entry = next((entry for entry in self.entries if entry.id == wanted), None)
+        if entry is None:
+            return
+        if "use" in message:
+            self._on_use(entry.experiment)
+            return
+        if "forget" in message:
+            self.entries = [kept for kept in self.entries if kept is not entry]
+        else:
+            entry.shown = bool(message.get("on"))
+        self._publish()
+        self._on_change()
+
+
+def cells(summary: dict[str, Any]) -> list[str]:
+    """Return the figures of a run as the table shows them."""
+    return [
+        _number(summary.get("final_loss"), ".4g"), _number(summary.get("accuracy"), ".1%"),
+        _number(summary.get("seconds"), ",.2f"), _number(summary.get("updates"), ",.0f"),
+        _number(summary.get("mean_staleness"), ".2f"), _number(summary.get("wait_fraction"), ".0%"),
+    ]
+
+
+def _number(value: Any, form: str) -> str:
+    return "–" if value is None or value != value else format(value, form)

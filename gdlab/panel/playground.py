@@ -1,0 +1,218 @@
+"""The whole panel in one cell: settings on the left, figures on the right, one button that runs it for real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import ipywidgets
+
+from gdlab.backends import warm
+from gdlab.experiment import Experiment
+from gdlab.panel import controls, export, link
+from gdlab.panel.board import Board
+from gdlab.panel.form import Form
+from gdlab.panel.heartbeat import Heartbeat
+from gdlab.panel.history import History
+from gdlab.part import ExperimentError
+from gdlab.trace import Trace
+
+
+class Playground:
+    """Show an experiment's controls and figures; `show` names the only settings, `figures` the only figures wanted.
+
+    `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
+    sets the experiment in place of `experiment`. Nothing runs before a person presses Run or code calls `run_once`.
+    """
+
+    def __init__(self, experiment: Experiment | None = None, show: Iterable[str] | None = None,
+                 backend: str | None = None, figures: Iterable[str] | None = None) -> None:
+        if backend is not None and backend not in controls.BACKENDS:
+            raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
+                                  f"{', '.join(controls.BACKENDS)}.")
+        linked, self._link_error = export.from_link()
+        start = experiment or Experiment()
+        self._updates, self._seconds = 0, 0.0
+        self._latest: Trace | None = None
+        self._warmed = False
+        self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
+        call = self.link.call
+        self.heartbeat = Heartbeat(self._page_lost, self._page_found)
+        self.controls = controls.Controls(self._press, self._choose, call, backend=backend or "local")
+        self.form = Form(start, show, call)
+        self.board = Board(figures)
+        self.history = History(self._compare, self._use, call)
+        self.export = export.Export(self._wanted, call)
+        self.form.on_change.append(self._changed)
+        if linked is not None:
+            self.form.load(linked)
+        self._changed()
+        self.widget = self._layout()
+        self.heartbeat.watch()
+
+    def _layout(self) -> Any:
+        box = ipywidgets.Box
+        left = box([self.controls, self.form.widget], _dom_classes=("gd-left",))
+        right = box([self.board.widget, self.history.widget, self.export], _dom_classes=("gd-right",))
+        columns = box([left, right], _dom_classes=("gd-columns",))
+        return box([self.heartbeat, columns], _dom_classes=("gd-panel",))
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.widget._repr_mimebundle_(**options)
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment that the controls describe; raises ExperimentError where they describe none."""
+        return self.form.experiment
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of the last run, or None."""
+        return self._latest
+
+    def run_once(self, backend: str | None = None) -> Trace:
+        """Run the experiment of the controls to its end, with the figures following, and return its trace.
+
+        Raises RankFailed if a process failed, RuntimeError while another run is going on.
+        """
+        if self.link.busy:
+            raise RuntimeError("A run is going on in this panel: wait for it, or press Stop first.")
+        experiment = self.form.experiment
+        self.controls.busy = True
+        try:
+            run = link.follow(experiment, backend or self.controls.backend, self._begin, self._make, self._frame)
+            self._end(run, self._finish(run), None)
+        finally:
+            self.controls.busy = False
+        return run.wait()
+
+    # ---- what the page asks for ----
+
+    def _press(self, name: str) -> None:
+        if name == "run":
+            self._run()
+        elif name == "stop":
+            if self.link.busy:
+                self.controls.say("Stopping …")
+            self.link.stop()
+        else:
+            self.form.reset()
+
+    def _run(self) -> None:
+        try:
+            experiment = self.form.experiment
+        except ExperimentError as error:
+            self.controls.say(f"Not started: {error}", "error")
+            return
+        if self.link.start(experiment, self.controls.backend):
+            self.controls.busy, self.controls.fraction, self.controls.count = True, 0.0, ""
+            self.controls.say(f"Starting {_crew(experiment, self.controls.backend)} …")
+        elif not self.link.busy:
+            self.controls.say("There is no event loop here to follow a run in: call run_once() instead.", "error")
+
+    def _choose(self, backend: str) -> None:
+        if not self.link.busy:
+            self.controls.backend = backend
+            self._changed()
+
+    def _changed(self) -> None:
+        try:
+            experiment = self.form.experiment
+        except ExperimentError as error:
+            self.controls.say(str(error), "error")
+            return
+        self.export.query = experiment.to_query()
+        if self.link.busy:
+            if self.form.note:
+                self.controls.say(self.form.note)
+            return
+        sentence = f"Run starts {_crew(experiment, self.controls.backend)}."
+        if self._link_error:
+            self.controls.say(self._link_error, "error")
+            self._link_error = ""
+        else:
+            self.controls.say(f"{self.form.note} {sentence}".strip())
+
+    def _use(self, experiment: Experiment) -> None:
+        self.form.load(experiment)
+
+    def _page_found(self) -> None:
+        if not self._warmed:
+            self._warmed = True
+            warm(0.0)
+
+    def _page_lost(self) -> None:
+        self.link.call(self.link.stop)
+
+    # ---- what a run brings ----
+
+    def _begin(self, run: Any) -> None:
+        self._updates, self._seconds = 0, 0.0
+        self.board.begin(run.experiment, run.trace.environment)
+
+    def _make(self, run: Any, chunk: Any) -> Any:
+        return self.board.make(chunk)
+
+    def _frame(self, frame: link.Frame) -> None:
+        run, pushes = frame.run, frame.chunk.pushes
+        if len(pushes):
+            self._updates = max(self._updates, int(pushes["version"].max()))
+            applied = pushes["applied_s"][pushes["version"] > 0]
+            self._seconds = max(self._seconds, float(applied.max(initial=0.0)))
+        self.board.apply(frame.made)
+        self.controls.fraction = controls.progress(run.experiment, self._updates, self._seconds)
+        self.controls.count = controls.counted(run.experiment, self._updates, self._seconds, run.backend == "virtual")
+        if not frame.last:
+            self.controls.say(_sentence(run.message))
+
+    def _finish(self, run: Any) -> dict[str, Any]:
+        """Draw the figures of the whole run (called in a thread: it may take a second)."""
+        trace = run.trace
+        if not len(trace.pushes):
+            return {}
+        self.history.add(trace, run.backend)
+        return self.board.figures(trace, [entry.trace for entry in self.history.shown])
+
+    def _end(self, run: Any, figures: dict[str, Any] | None, error: BaseException | None) -> None:
+        self.controls.busy = False
+        if run is None or error is not None:
+            self.controls.say(_sentence(str(error) or type(error).__name__), "error")
+            return
+        if figures:
+            self._latest = run.trace
+            self.board.show(figures)
+            self.export.ready = True
+            self.export.name = run.folder.name
+        if run.state == "done":
+            self.controls.fraction = 1.0
+        self.controls.say(_sentence(run.message), "error" if run.state == "failed" else "info")
+
+    def _compare(self) -> None:
+        latest, shown = self._latest, [entry.trace for entry in self.history.shown]
+        if latest is not None and not self.link.busy:
+            self.link.later(lambda: self.board.figures(latest, shown, only_compared=True), self.board.show)
+
+    def _wanted(self, kind: str) -> None:
+        trace = self._latest
+        if trace is None:
+            return
+        shown = [entry.trace for entry in self.history.shown]
+
+        def make() -> bytes:
+            figures = list(self.board.figures(trace, shown).values()) if kind == "html" else []
+            return export.file_of(kind, trace, figures)
+
+        self.link.later(make, lambda data: self.export.hand_over(kind, data, trace.folder),
+                        lambda error: self.controls.say(f"No {kind} file: {error}", "error"))
+
+
+def _crew(experiment: Experiment, backend: str) -> str:
+    workers = f"{experiment.workers:,} worker{'s' if experiment.workers > 1 else ''}"
+    if backend == "virtual":
+        return f"{workers} on a simulated clock"
+    return workers.replace("worker", "real worker process" if experiment.workers == 1 else "real worker processe")
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else f"{text[:1].upper()}{text[1:]}."
