@@ -51,19 +51,19 @@ def clip_by_norm(g: T, c: float) -> T:
     infinity that element becomes NaN and the others 0. Raises ValueError unless c > 0.
     """
     _check("norm", c)
-    g = _real(g)
-    return _shorten(g, norm(g), c)
+    values = _real(g)
+    return _shorten(values, norm(values), c)
 
 
 def clip_by_value(g: T, c: float) -> T:
     """Return `g` with every element limited to [-c, c]; NaN stays NaN, infinity becomes c. ValueError unless c > 0."""
     _check("value", c)
-    g = _real(g)
-    tensor = _is_tensor(g)
+    values: Any = _real(g)
+    tensor = _is_tensor(values)
     finfo = sys.modules["torch"].finfo if tensor else ml_dtypes.finfo
-    if c > float(finfo(g.dtype).max):  # type: ignore[attr-defined]
-        return g
-    return g.clamp(-c, c) if tensor else np.clip(g, -c, c)  # type: ignore[attr-defined]
+    if c > float(finfo(values.dtype).max):
+        return values
+    return values.clamp(-c, c) if tensor else values.clip(-c, c)
 
 
 def clip_adaptive(g: T, params: T, factor: float, groups: Sequence[slice] | None = None, eps: float = 1e-3) -> T:
@@ -73,18 +73,18 @@ def clip_adaptive(g: T, params: T, factor: float, groups: Sequence[slice] | None
     one group). Brock et al. 2021, equation 3, with a tensor in place of a unit. ValueError unless factor > 0.
     """
     _check("adaptive", factor)
-    g = _real(g)
-    done = g
+    values: Any = _real(g)
+    weights: Any = _real(params)
+    done = values
     if factor == math.inf:
-        return g
+        return values
     for group in groups or (slice(None),):
-        part: Any = g[group]  # type: ignore[index]
-        threshold = factor * max(norm(params[group]), eps)  # type: ignore[index]
-        shorter = _shorten(part, norm(part), threshold)
+        part = values[group]
+        shorter = _shorten(part, norm(part), factor * max(norm(weights[group]), eps))
         if shorter is not part:
-            if done is g:
-                done = g.clone() if _is_tensor(g) else np.array(g)  # type: ignore[attr-defined,assignment]
-            done[group] = shorter  # type: ignore[index]
+            if done is values:
+                done = values.clone() if _is_tensor(values) else values.copy()
+            done[group] = shorter
     return done
 
 

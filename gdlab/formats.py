@@ -249,9 +249,8 @@ def _array_cast(x: Any, known: Facts, saturate: bool) -> Any:
     """Round by numpy's or ml_dtypes' own cast, or return None where it has none or rounds twice."""
     target = _ARRAY_DTYPES.get(known.name)
     if type(x) is float and target in _DIRECT:
-        limited = min(max(x, -known.max), known.max) if saturate and x == x else x
         with np.errstate(all="ignore"):
-            return float(target(limited))
+            return float(target(min(max(x, -known.max), known.max) if saturate and x == x else x))
     if target is None or not isinstance(x, np.ndarray) or x.dtype not in (np.float32, np.float64):
         return None
     if x.dtype == np.float64 and target not in _DIRECT:

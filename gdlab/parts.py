@@ -203,12 +203,15 @@ FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e5m2", "fp8_e4m3", "fp4_
 NAMED_PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mixed_fp16", "mixed_bf16")
 
 
+_WRITTEN_FLOAT = re.compile(r"Float\(([2-9]|1[01]), ?([1-9]|[1-4]\d|5[0-2])\)")
+
+
 def _format_name(value: Any) -> Any:
     if hasattr(value, "exponent_bits") and hasattr(value, "mantissa_bits"):
         return f"Float({value.exponent_bits}, {value.mantissa_bits})"
-    if isinstance(value, str) and value not in FORMATS and not re.fullmatch(r"Float\(\d+, ?\d+\)", value):
+    if isinstance(value, str) and value not in FORMATS and not _WRITTEN_FLOAT.fullmatch(value):
         raise ValueError(f"{value!r} is no number format: it must be one of {', '.join(FORMATS)}, "
-                         "or gd.Float(exponent_bits, mantissa_bits)")
+                         "or gd.Float(exponent_bits, mantissa_bits) with 2 to 11 and 1 to 52 bits")
     return value
 
 

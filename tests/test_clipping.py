@@ -11,6 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gdlab.clipping import apply_clip, clip_adaptive, clip_by_norm, clip_by_value, norm
+from gdlab.parts import Clip
 
 INF, NAN = math.inf, math.nan
 
@@ -22,11 +23,6 @@ def tensor64(v):
 @pytest.fixture(params=[np.array, tensor64], ids=["array", "tensor"])
 def make(request):
     return request.param
-
-
-def clip(norm=None, value=None, adaptive=None):
-    """What an experiment's Clip has that apply_clip reads."""
-    return SimpleNamespace(norm=norm, value=value, adaptive=adaptive)
 
 
 def same(got, wanted):
@@ -66,7 +62,7 @@ def test_a_large_or_infinite_threshold_returns_the_same_bits(make):
         assert clip_by_norm(start, INF) is start
         assert clip_by_value(start, INF) is start
         assert clip_adaptive(start, start, INF) is start
-        assert apply_clip(start, clip(norm=INF))[:2] == (start, 1.0)
+        assert apply_clip(start, SimpleNamespace(norm=INF))[:2] == (start, 1.0)
     start = make([1e300, -0.0, 1e-300])
     assert clip_by_norm(start, 2e300) is start
 
@@ -265,33 +261,33 @@ def test_a_threshold_that_is_not_above_zero_is_refused(bad):
 def test_apply_clip_reports_the_norm_before_and_how_much_is_left(make):
     g = make([3.0, 4.0])
     assert apply_clip(g, None) == (g, 1.0, 5.0)
-    assert apply_clip(g, clip(norm=5.0)) == (g, 1.0, 5.0)
-    clipped, scale, before = apply_clip(g, clip(norm=1.0))
+    assert apply_clip(g, Clip(norm=5.0)) == (g, 1.0, 5.0)
+    clipped, scale, before = apply_clip(g, Clip(norm=1.0))
     assert np.asarray(clipped).tolist() == [0.6, 0.8]
     assert (scale, before) == (0.2, 5.0)
-    clipped, scale, before = apply_clip(g, clip(value=3.0))
+    clipped, scale, before = apply_clip(g, Clip(value=3.0))
     assert np.asarray(clipped).tolist() == [3.0, 3.0]
     assert (scale, before) == (pytest.approx(math.sqrt(18) / 5), 5.0)
-    clipped, scale, before = apply_clip(g, clip(adaptive=0.5), make([6.0, 8.0]), [slice(0, 1), slice(1, 2)])
+    clipped, scale, before = apply_clip(g, Clip(adaptive=0.5), make([6.0, 8.0]), [slice(0, 1), slice(1, 2)])
     assert np.asarray(clipped).tolist() == [3.0, 4.0]
     assert (scale, before) == (1.0, 5.0)
-    clipped, scale, before = apply_clip(g, clip(adaptive=0.1), make([6.0, 8.0]))
+    clipped, scale, before = apply_clip(g, Clip(adaptive=0.1), make([6.0, 8.0]))
     assert (scale, before) == (pytest.approx(0.2), 5.0)
 
 
 def test_apply_clip_of_nothing_and_of_what_is_not_finite(make):
-    for rule in (None, clip(norm=1.0), clip(value=1.0), clip(adaptive=1.0)):
+    for rule in (None, Clip(norm=1.0), Clip(value=1.0), Clip(adaptive=1.0)):
         zero = make([0.0, 0.0])
         clipped, scale, before = apply_clip(zero, rule, zero)
         assert same(clipped, [0.0, 0.0])
         assert (scale, before) == (1.0, 0.0)
-    clipped, scale, before = apply_clip(make([INF, 1.0]), clip(norm=1.0))
+    clipped, scale, before = apply_clip(make([INF, 1.0]), Clip(norm=1.0))
     assert same(clipped, [NAN, 0.0])
     assert (scale, before) == (0.0, INF)
-    clipped, scale, before = apply_clip(make([NAN, 1.0]), clip(norm=1.0))
+    clipped, scale, before = apply_clip(make([NAN, 1.0]), Clip(norm=1.0))
     assert same(clipped, [NAN, NAN])
     assert same([scale, before], [NAN, NAN])
-    clipped, scale, before = apply_clip(make([INF, 1.0]), clip(value=1.0))
+    clipped, scale, before = apply_clip(make([INF, 1.0]), Clip(value=1.0))
     assert same(clipped, [1.0, 1.0])
     assert (scale, before) == (0.0, INF)
 
@@ -301,16 +297,16 @@ def test_apply_clip_is_clip_by_norm():
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for size in (1, 2, 650):
             g = torch.from_numpy(rng.normal(size=size)).to(dtype)
-            assert torch.equal(apply_clip(g, clip(norm=0.3))[0], clip_by_norm(g, 0.3))
+            assert torch.equal(apply_clip(g, Clip(norm=0.3))[0], clip_by_norm(g, 0.3))
 
 
 def test_adaptive_clipping_without_parameters_says_what_to_do():
     with pytest.raises(ValueError, match="give params too"):
-        apply_clip(torch.ones(2), clip(adaptive=0.1))
+        apply_clip(torch.ones(2), Clip(adaptive=0.1))
 
 
 def test_gradients_are_not_changed_in_place(make):
     g = make([3.0, 4.0])
-    for rule in (clip(norm=1.0), clip(value=1.0), clip(adaptive=0.1)):
+    for rule in (Clip(norm=1.0), Clip(value=1.0), Clip(adaptive=0.1)):
         apply_clip(g, rule, make([1.0, 1.0]))
     assert np.asarray(g).tolist() == [3.0, 4.0]
