@@ -1,0 +1,126 @@
+"""How a gradient changes parameters that are kept in a number format: torch.optim, and the rounding after it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gdlab import laws, parts
+from gdlab.descent.arithmetic import NATIVE, cast, wider
+from gdlab.experiment import Experiment
+from gdlab.formats import compensated_add, round_to
+from gdlab.part import ExperimentError
+
+
+class Updater:
+    """Keep flat parameters in the experiment's weights format and step them by its optimizer.
+
+    Four ways, each with one optimizer on one flat tensor:
+    plain: torch.optim on the parameters themselves, in their own dtype;
+    rounded: the same in a wider carrier, rounded to the format after each step;
+    stochastic: the step in a wider scratch tensor, then rounded up or down at random, right on average (Croci et al.
+    2022, doi:10.1098/rsos.211631);
+    compensated: the update alone in a wider scratch, added by Kahan's summation, which carries over what was lost.
+
+    Raises ExperimentError for stochastic and compensated together.
+    """
+
+    def __init__(self, exp: Experiment, start: torch.Tensor, key: int) -> None:
+        precision = exp.precision
+        self._format, self._seed, self._key = precision.weights, exp.seed, key
+        self._stochastic, self._compensated = precision.rounding == "stochastic", precision.compensated
+        if self._stochastic and self._compensated:
+            raise ExperimentError("precision: compensated updates carry over what rounding to nearest loses, so they "
+                                  "do not go together with stochastic rounding: choose one of the two.")
+        self.params = cast(start, self._format).clone()
+        own = not (self._stochastic or self._compensated)
+        self._work = self.params if own else torch.zeros_like(self.params, dtype=wider(self._format))
+        self._lost = torch.zeros_like(self._work) if self._compensated else None
+        self._rounded = own and self._format not in NATIVE
+        self._lr, self._decay = exp.optimizer.lr, exp.optimizer.weight_decay
+        self._decoupled = isinstance(exp.optimizer, parts.AdamW)
+        # The optimizer of a compensated update sees only the update, so the pull of the weights is added by hand.
+        self._optimizer = _optimizer(exp.optimizer, self._work, 0.0 if self._compensated else self._decay)
+        self._state = self._optimizer.state
+        self._group = self._optimizer.param_groups[0]
+        self.dtype = self._work.dtype
+        """What a gradient is cast to before the step."""
+
+    def step(self, gradient: torch.Tensor, version: int, lr_factor: float = 1.0) -> None:
+        """Step along a gradient in `self.dtype`; `version` keys the random rounding, `lr_factor` is for this step."""
+        if lr_factor != 1.0:
+            self._group["lr"] = self._lr * lr_factor
+        if self._compensated:
+            self._step_compensated(gradient, self._lr * lr_factor)
+        else:
+            if self._stochastic:
+                self._work.copy_(self.params)
+            self._work.grad = gradient
+            self._optimizer.step()
+            if self._stochastic:
+                self._round(self._work, version)
+            elif self._rounded:
+                self.params.copy_(cast(self.params, self._format))
+        if lr_factor != 1.0:
+            self._group["lr"] = self._lr
+
+    def assign(self, value: torch.Tensor, version: int) -> None:
+        """Replace the parameters, rounded to their format; the optimizer's memory stays, what was carried over goes."""
+        if self._stochastic:
+            self._round(value.to(self.dtype), version)
+        else:
+            self.params.copy_(cast(value, self._format))
+        self._forget()
+
+    def restart(self, params: torch.Tensor) -> None:
+        """Go on from parameters that are already in the weights format; the optimizer's memory stays."""
+        self.params.copy_(params)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._lost is not None:
+            self._lost.zero_()
+
+    def _round(self, value: torch.Tensor, version: int) -> None:
+        draws = laws.generator(self._seed, self._key, version, laws.ROUNDING)
+        self.params.copy_(round_to(value, self._format, "stochastic", seed=draws))
+
+    def _step_compensated(self, gradient: torch.Tensor, lr: float) -> None:
+        weights = self.params.to(self.dtype)
+        if self._decay and not self._decoupled:
+            gradient = gradient.add(weights, alpha=self._decay)
+        self._work.zero_()
+        self._work.grad = gradient
+        self._optimizer.step()
+        if self._decay and self._decoupled:
+            self._work.sub_(weights, alpha=lr * self._decay)
+        total, self._lost = compensated_add(weights, self._lost, self._work, self._format)
+        self.params.copy_(total)
+
+    def lost_fraction(self, gradient: torch.Tensor, before: torch.Tensor) -> float:
+        """Return the share of the last step's updates that rounding has lost.
+
+        Of the coordinates with an update to make (momentum if there is one, else `gradient`): those whose weight is
+        still as in `before`.
+        """
+        moved = before != self.params
+        if bool(moved.all()):
+            return 0.0
+        state = self._state.get(self._work, {})
+        wanted = state.get("momentum_buffer", state.get("exp_avg"))
+        wanted = (gradient if wanted is None else wanted) != 0
+        total = int(torch.count_nonzero(wanted))
+        return int(torch.count_nonzero(wanted & ~moved)) / total if total else 0.0
+
+
+def _optimizer(spec: parts.SGD | parts.AdamW, params: torch.Tensor, decay: float) -> torch.optim.Optimizer:
+    # Neither fused nor grouped: those change the last bit.
+    if isinstance(spec, parts.SGD):
+        return torch.optim.SGD([params], lr=spec.lr, momentum=spec.momentum, weight_decay=decay, foreach=False)
+    return torch.optim.AdamW([params], lr=spec.lr, betas=(spec.beta1, spec.beta2), weight_decay=decay, foreach=False)
+
+
+def reciprocal(scale: float) -> float:
+    """Return 1 / scale, in which gradients are unscaled (as torch.amp.GradScaler does); exact for powers of two."""
+    return 1.0 / scale if scale else math.inf

@@ -1,0 +1,107 @@
+"""One worker's step: read, cast, gradient, cast, unscale, clip, push."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from gdlab.clipping import apply_clip
+from gdlab.descent.arithmetic import NATIVE, carrier, cast
+from gdlab.descent.problem import Problem
+from gdlab.descent.update import Updater, reciprocal
+from gdlab.experiment import Experiment
+from gdlab.parts import LocalSGD
+
+
+class Read(NamedTuple):
+    """What a worker takes from the shared parameters."""
+
+    params: torch.Tensor
+    """(n,) in the carrier of the weights format; not to be changed."""
+    version: int
+    loss_scale: float
+
+
+class Push(NamedTuple):
+    """What a worker gives back."""
+
+    worker: int
+    step: int
+    read_version: int
+    grad: torch.Tensor
+    """(n,) gradient, unscaled, in the carrier of the reduce format; for local SGD the worker's new parameters."""
+    loss: float
+    grad_norm: float
+    clip_scale: float
+    nonfinite: int
+    loss_scale: float
+
+
+class Worker:
+    """Compute one rank's pushes; keeps nothing between steps, but for local SGD, where the momentum is the worker's."""
+
+    def __init__(self, exp: Experiment, problem: Problem, rank: int) -> None:
+        self._exp, self._problem, self._rank = exp, problem, rank
+        precision = exp.precision
+        self._reduce = precision.reduce
+        self._compute = precision.compute if problem.autocast is None else "fp32"
+        self._round_compute = self._compute not in NATIVE
+        self._same_reduce = carrier(self._compute) if self._reduce == self._compute in NATIVE else None
+        self._clip = exp.clip if exp.clip is not None and exp.clip.where == "worker" else None
+        self._local = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 0
+        self._updater: Updater | None = None
+
+    def gradient(self, read: Read, step: int) -> Push:
+        """Return the push of one step: the gradient at what was read, unscaled, clipped, in the reduce format."""
+        loss, grad, norm, scale, nonfinite = self._step(read.params, step, read.loss_scale)
+        if grad.dtype != self._same_reduce:
+            grad = cast(grad, self._reduce)
+        return Push(self._rank, step, read.version, grad, loss, norm, scale, nonfinite, read.loss_scale)
+
+    def local_round(self, read: Read, step: int) -> Push:
+        """Return the push of one round of local SGD: the parameters after `period` steps of the worker's own.
+
+        Step k of round r draws as step r * period + k does elsewhere. With a loss scale a step whose gradient is not
+        finite is skipped. `loss`, `grad_norm` and `clip_scale` are the last step's, `nonfinite` the round's sum.
+        """
+        if self._updater is None:
+            self._updater = Updater(self._exp, read.params, key=self._rank)
+        updater = self._updater
+        updater.restart(read.params)
+        scaled = self._exp.precision.loss_scale is not None
+        bad = 0
+        for inner in range(step * self._local, (step + 1) * self._local):
+            loss, grad, norm, scale, nonfinite = self._step(updater.params, inner, read.loss_scale)
+            bad += nonfinite
+            if not (scaled and nonfinite):
+                updater.step(grad.to(updater.dtype), inner)
+        result = cast(updater.params, self._reduce)
+        if result is updater.params:
+            result = result.clone()
+        return Push(self._rank, step, read.version, result, loss, norm, scale, bad, read.loss_scale)
+
+    def _step(self, params: torch.Tensor, step: int, loss_scale: float
+              ) -> tuple[float, torch.Tensor, float, float, int]:
+        """Return (loss, gradient, its norm before clipping, the clip's scale, how many elements were not finite)."""
+        at = cast(params.to(self._problem.device), self._compute)
+        loss, grad = self._problem.gradient(at, self._rank, step, loss_scale)
+        if self._round_compute:
+            grad = cast(grad, self._compute)
+        clip = self._clip
+        if clip is None or not clip.before_unscale:
+            whole = grad if loss_scale == 1.0 else _unscaled(grad, loss_scale)
+            grad, scale, norm = apply_clip(whole, clip, at, self._problem.groups)
+        else:
+            whole = grad
+            grad, scale, norm = apply_clip(whole, clip, at, self._problem.groups)
+            grad, norm = _unscaled(grad, loss_scale), norm / loss_scale
+        # Counted before the clip, which can make an infinity look like a number. A finite norm has only finite parts.
+        nonfinite = 0 if math.isfinite(norm) else int(torch.count_nonzero(~torch.isfinite(whole)))
+        return loss, grad, norm, scale, nonfinite
+
+
+def _unscaled(grad: torch.Tensor, loss_scale: float) -> torch.Tensor:
+    # In fp32 at least: half precision would lose again what the scale has saved.
+    return (grad if grad.element_size() >= 4 else grad.float()) * reciprocal(loss_scale)
