@@ -59,5 +59,5 @@ def crew_of(experiment: Experiment, backend: str) -> Crew:
 def check(experiment: Experiment, backend: str) -> None:
     """Raise ExperimentError where this machine must not, or cannot, run the experiment on this backend."""
     if backend == "local" and experiment.workers > MAX_RANKS:
-        raise ExperimentError(f"workers = {experiment.workers} is too many for real processes here: at most {MAX_RANKS} "
-                              'are allowed (GDLAB_MAX_RANKS); use fewer, or backend="virtual".')
+        raise ExperimentError(f"workers = {experiment.workers} is too many for real processes here, where at most "
+                              f'{MAX_RANKS} are allowed (GDLAB_MAX_RANKS): use fewer, or backend="virtual".')

@@ -35,7 +35,7 @@ class RemoteError(Exception):
 
 
 class RankFailed(RuntimeError):
-    """Name the process that broke a run: `rank` (a number, "server" or "evaluator"), `cause`, `kind` and the `trace`."""
+    """Name the process that broke a run: `rank` (a number, "server", "evaluator", ...), `cause`, `kind`, `trace`."""
 
     def __init__(self, message: str, rank: int | str, cause: str, kind: str = "exception", trace: Any = None):
         super().__init__(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ class Group:
             # Two runs never join, even where one would come across the other's store.
             dist.init_process_group(job.options["group_backend"], store=dist.PrefixStore(job.run, store),
                                     rank=job.index, world_size=self.size, timeout=timeout)
-        except (RuntimeError, socket.error) as error:
+        except (RuntimeError, OSError) as error:
             raise _lost(error, "the ranks could not meet") from error
 
     def sum(self, tensor: torch.Tensor) -> None:

@@ -7,93 +7,28 @@ from a widget's callback. The caller's process loads no torch and computes nothi
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import queue
 import select
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-import gdlab
 from gdlab.backends.crew import crew_of, needs_server
 from gdlab.backends.devices import place
 from gdlab.backends.failures import Failure
+from gdlab.backends.link import ZygoteLink
 from gdlab.backends.runs import Run
 from gdlab.backends.supervise import Supervision
 from gdlab.part import ExperimentError
 from gdlab.trace import read_run, write_run
 
 TICK_S = 0.02
-LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 IDLE_S = float(os.environ.get("GDLAB_ZYGOTE_IDLE_S", "inf"))
 """After how many seconds without a run the zygote leaves, to free its memory."""
-
-
-class ZygoteLink:
-    """A zygote and the channel to it."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(Path(gdlab.__file__).parents[1]),
-                                           *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": LOOPBACK, "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        }
-        environment.pop("TORCH_DISTRIBUTED_DEBUG", None)
-        command = [sys.executable, "-P", "-m", "gdlab.backends.zygote"]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*command, "--control", str(theirs.fileno()), str(os.getpid())], stdin=subprocess.DEVNULL,
-                stdout=self._errors, stderr=self._errors, pass_fds=[theirs.fileno()], start_new_session=True,
-                env=environment)
-        self.channel = ours
-        self.started = time.monotonic()
-        self.facts: dict[str, Any] | None = None
-        self._received = b""
-
-    def send(self, request: dict[str, Any]) -> None:
-        try:
-            self.channel.sendall(json.dumps(request).encode() + b"\n")
-        except OSError:
-            pass  # Its end is seen, and told, by the next read.
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that have come, or None if the zygote is gone."""
-        try:
-            data = self.channel.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
-            return None
-        *lines, self._received = (self._received + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def close(self) -> str:
-        """End it and all its children; return what it had to say."""
-        self.channel.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        with self._errors as errors:
-            errors.seek(0)
-            return errors.read().decode(errors="replace").strip()
-
-    def forget(self) -> None:
-        """Let go of what a forked copy of this process has inherited."""
-        self.channel.close()
-        self._errors.close()
-        self._process.returncode = 0  # Not this process's child: nothing to wait for.
 
 
 class Launcher:
@@ -227,12 +162,13 @@ class Launcher:
         elif "broken" in message:
             self._warm.set()
             for supervision in [*self._active.values()]:
-                self._abandon(supervision, f"PyTorch could not be loaded ({message['broken']}): install it and launch again.")
+                self._abandon(supervision, f"PyTorch could not be loaded ({message['broken']}): install it and "
+                              "launch again.")
         elif "started" in message and message["started"] in self._active:
             self._active[message["started"]].started(message["pids"])
         elif "failed" in message and message["failed"] in self._active:
-            self._abandon(self._active[message["failed"]], f"The processes could not be started ({message['message']}): "
-                          "use fewer workers, or free memory and descriptors.")
+            self._abandon(self._active[message["failed"]], "The processes could not be started "
+                          f"({message['message']}): use fewer workers, or free memory and descriptors.")
         elif "exit" in message and message["exit"] in self._active:
             self._active[message["exit"]].exited(message["name"], message["code"])
 

@@ -150,8 +150,8 @@ class Supervision:
             # The survivors' own timeout came a moment before the watch's: whoever is silent explains theirs.
             for name in self.crew.names:
                 slot = self._slots[name]
-                if name in self._living and (_is_halted(self.run._pids[name]) or slot.phase != "communicating"
-                                             and now - slot.last_beat > 0.8 * self.run.timeout_s):
+                silent = slot.phase != "communicating" and now - slot.last_beat > 0.8 * self.run.timeout_s
+                if name in self._living and (silent or _is_halted(self.run._pids[name])):
                     self._silent(name, now)
                     break
         cause = first_cause(self._failures)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from gdlab.backends.failures import write_failure
 from gdlab.backends.heart import Heart
+from gdlab.backends.wires import Wires
 
 CAN_FORK = sys.platform.startswith("linux") and os.environ.get("GDLAB_START", "fork") != "spawn"
 
@@ -122,42 +123,6 @@ def _redirect(log: Path) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-class Wires:
-    """The sockets of one run, made before its processes so that each inherits its own."""
-
-    def __init__(self, request: dict[str, Any]):
-        self._sockets: list[tuple[str, str, socket.socket]] = []
-        for one, other in request.get("links", ()):
-            near, far = socket.socketpair()
-            self._sockets += [(one, other, near), (other, one, far)]
-        self._owner = request.get("listen")
-        self._listener: socket.socket | None = None
-        if self._owner:
-            self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-
-    def of(self, name: str) -> dict[str, Any]:
-        """Return what one process inherits, as the last words of its `Job`."""
-        listener = self._listener
-        return {
-            "links": {other: wire.fileno() for one, other, wire in self._sockets if one == name},
-            "listen": listener.fileno() if listener and name == self._owner else None,
-            "port": listener.getsockname()[1] if listener else None,
-        }
-
-    def keep_only(self, name: str) -> None:
-        """Close, in the process of this name, all that belongs to others."""
-        for one, _, wire in self._sockets:
-            wire.detach() if one == name else wire.close()
-        if self._listener:
-            self._listener.detach() if name == self._owner else self._listener.close()
-
-    def close(self) -> None:
-        for _, _, wire in self._sockets:
-            wire.close()
-        if self._listener:
-            self._listener.close()
-
-
 class Zygote:
     """Serve requests from the control channel: start a run's processes, signal them, tell of each exit."""
 
@@ -214,8 +179,8 @@ class Zygote:
             wires = Wires(request)
             for process in request["processes"]:
                 name = f"{process['role']}{process['index']}"
-                pid = self._fork(request, process, wires, name) if CAN_FORK else self._spawn(request, process, wires, name)
-                pids[name] = pid
+                make = self._fork if CAN_FORK else self._spawn
+                pids[name] = pid = make(request, process, wires, name)
                 self._children[pid] = (request["run"], name)
             self._tell(started=request["run"], pids=pids)
         except OSError as error:
@@ -284,7 +249,8 @@ def _facts() -> dict[str, Any]:
         importlib.import_module(module)
     torch.set_num_threads(1)
     # Counts through NVML (see the environment the launcher sets): a fork after CUDA was used would be useless.
-    return {"torch": torch.__version__, "gpus": torch.cuda.device_count(), "nccl": torch.distributed.is_nccl_available()}
+    return {"torch": torch.__version__, "gpus": torch.cuda.device_count(),
+            "nccl": torch.distributed.is_nccl_available()}
 
 
 def main(arguments: list[str]) -> None:
