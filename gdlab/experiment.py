@@ -35,6 +35,7 @@ MAX_SECONDS = 3600.0
 VIRTUAL_STEP_S = 0.01
 """What a gradient takes in virtual time where no law is given."""
 
+_SHORT_AS_NUMBER = ("clip", "compute_time")
 _IN_LINK_BUT_NOT_OURS = ("theme", "template", "voila-theme", "voila-template", "classic-tree", "token")
 
 
@@ -220,6 +221,8 @@ class Experiment(Part):
                 continue
             name, _, field = key.partition(".")
             value = _parse(text)
+            if not field and name in _SHORT_AS_NUMBER:
+                value = _number_if_one(value)
             if not field:
                 if name in data and isinstance(data[name], dict) and isinstance(value, str):
                     data[name] = {"kind": value, **data[name]}
@@ -286,6 +289,13 @@ def _text(value: Any) -> str:
             return ";".join(_text(row) for row in value) + (";" if len(value) == 1 else "")
         return ",".join(_text(item) for item in value) + ("," if len(value) == 1 else "")
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def _number_if_one(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _parse(text: str) -> Any:
