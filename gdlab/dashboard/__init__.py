@@ -17,9 +17,10 @@ def _link_jupyter_server_extension(server: Any) -> None:
     """Give Voila our settings before any extension loads; what the server's owner has set stays."""
     from gdlab.dashboard.settings import voila_settings
 
-    for name, value in voila_settings().items():
-        if name not in server.config.VoilaConfiguration:
-            server.config.VoilaConfiguration[name] = value
+    for owner, values in voila_settings().items():
+        for name, value in values.items():
+            if name not in server.config[owner]:
+                server.config[owner][name] = value
 
 
 def _load_jupyter_server_extension(server: Any) -> None:

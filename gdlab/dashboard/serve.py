@@ -106,8 +106,7 @@ def serve_dashboard(port: int | None = None, browser: bool | None = None, notebo
     from traitlets.config import Config
     from voila.app import Voila
 
-    settings = Config()
-    settings.VoilaConfiguration = Config(voila_settings())
+    settings = Config(voila_settings())
     settings.Voila.ip = ADDRESS
     settings.Voila.port = free_port(port, DASHBOARD_PORT)
     settings.Voila.port_retries = 0
@@ -116,7 +115,6 @@ def serve_dashboard(port: int | None = None, browser: bool | None = None, notebo
     settings.Voila.log_level = "ERROR"
     # Answer to this machine's own names only, so that no other site can reach it through the browser.
     settings.Voila.tornado_settings = {"allow_remote_access": False, "local_hostnames": ["localhost"]}
-    settings.VoilaExecutor.cell_error_instruction = "Reload the page to start again."
     settings.MappingKernelManager.cull_idle_timeout = IDLE_KERNEL_S
     settings.MappingKernelManager.cull_interval = LOOK_FOR_IDLE_S
     settings.MappingKernelManager.cull_connected = False

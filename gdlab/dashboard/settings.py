@@ -16,15 +16,18 @@ IDLE_KERNEL_S = 300
 LOOK_FOR_IDLE_S = 30
 
 
-def voila_settings() -> dict[str, Any]:
-    """Return the values of `VoilaConfiguration` that the labs' pages need."""
+def voila_settings() -> dict[str, dict[str, Any]]:
+    """Return what the labs' pages need set, by the name of Voila's class."""
     return {
-        "template": "gdlab",
-        "classic_tree": True,
-        "strip_sources": True,
-        "show_tracebacks": False,
-        "prelaunch_hook": before_kernel,
-        "page_config_hook": list_labs,
+        "VoilaConfiguration": {
+            "template": "gdlab",
+            "classic_tree": True,
+            "strip_sources": True,
+            "show_tracebacks": False,
+            "prelaunch_hook": before_kernel,
+            "page_config_hook": list_labs,
+        },
+        "VoilaExecutor": {"cell_error_instruction": "Reload the page to start again."},
     }
 
 
