@@ -160,4 +160,4 @@ def evaluate(
             accuracy = problem.accuracy(final)
             write_json(folder, "final.json", {"version": evaluator.last_version, "final_loss": evaluator.last_loss,
                                               "accuracy": accuracy})
-            surface.finish(rows, busy)
+            surface.finish(rows, busy, until - time.monotonic())

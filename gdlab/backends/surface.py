@@ -62,12 +62,13 @@ class Surface:
             now = time.monotonic()
             self._next = now + max(REFRESH_S, (now - began) * (1 / SHARE - 1))
 
-    def finish(self, rows: np.ndarray, busy: Busy) -> None:
-        """Write the surface of the whole path."""
+    def finish(self, rows: np.ndarray, busy: Busy, within_s: float = FINISH_S) -> None:
+        """Write the surface of the whole path, or none where `within_s` seconds are too short for one."""
         began = time.monotonic()
         self._problem.objective(torch.from_numpy(np.array(rows["x"][-1])))
-        affordable = int((FINISH_S / max(time.monotonic() - began, 1e-6)) ** 0.5)
-        self._write(rows, min(max(affordable, LIVE_POINTS), PLANE_POINTS), busy)
+        affordable = int((min(within_s, FINISH_S) / max(time.monotonic() - began, 1e-6)) ** 0.5)
+        if affordable >= LIVE_POINTS or within_s >= FINISH_S:
+            self._write(rows, min(max(affordable, LIVE_POINTS), PLANE_POINTS), busy)
 
     def _write(self, rows: np.ndarray, points: int, busy: Busy) -> bool:
         if self._problem.size == 2:
