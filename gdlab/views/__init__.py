@@ -1,0 +1,25 @@
+"""Pictures of a run: pure functions from a Trace to a Plotly figure, one question each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gdlab.views.grad_norm import grad_norm
+from gdlab.views.loss import loss
+from gdlab.views.naming import what_differs
+from gdlab.views.staleness import staleness
+from gdlab.views.style import themed
+from gdlab.views.timeline import timeline
+from gdlab.views.trajectory import trajectory
+
+VIEWS = {
+    "trajectory": trajectory,
+    "loss": loss,
+    "loss_seconds": partial(loss, clock="seconds"),
+    "timeline": timeline,
+    "staleness": staleness,
+    "grad_norm": grad_norm,
+}
+"""Each view's name -> the function that draws it from a trace."""
+
+__all__ = ["VIEWS", "grad_norm", "loss", "staleness", "themed", "timeline", "trajectory", "what_differs"]

@@ -1,0 +1,149 @@
+"""The views while a run goes on: each takes what is new and says how its chart changes, at a bounded cost a frame.
+
+An operation is a dict: {"op": "extend" | "replace", "trace": i, "x": array, "y": array, ...} appends to or sets
+attributes of a trace, {"op": "relayout", "layout": {...}} merges into the layout, {"op": "figure", "figure": fig}
+starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gdlab.views import style, trajectory
+from gdlab.views.downsample import Thinned
+from gdlab.views.grad_norm import GradNormPoints
+from gdlab.views.loss import LossLines
+from gdlab.views.staleness import StalenessBars
+from gdlab.views.timeline import TimelineBars
+
+if TYPE_CHECKING:
+    from gdlab.experiment import Experiment
+
+
+class Live(Protocol):
+    """One view of a run that goes on."""
+
+    def figure(self) -> go.Figure:
+        """Return the figure before anything has happened."""
+
+    def update(self, chunk: Any) -> list[dict[str, Any]]:
+        """Return the chart operations for what is new."""
+
+
+def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str, Any]) -> dict[str, Live]:
+    """Return the live form of each named view; raises ValueError for a name that is no view."""
+    makers = {
+        "trajectory": lambda: TrajectoryLines(experiment, environment),
+        "loss": lambda: LossLines(environment),
+        "loss_seconds": lambda: LossLines(environment, "seconds"),
+        "timeline": lambda: TimelineBars(experiment, environment),
+        "staleness": lambda: StalenessBars(experiment.workers, environment),
+        "grad_norm": lambda: GradNormPoints(experiment, environment),
+    }
+    names = list(names)
+    for name in names:
+        if name not in makers:
+            raise ValueError(f"{name!r} is no view: there are {', '.join(makers)}.")
+    return {name: makers[name]() for name in names}
+
+
+class TrajectoryLines:
+    """The path over the loss while a run goes on; of each worker's reads the latest ones are drawn."""
+
+    _TAIL = 24
+    _HELD_BYTES = 8e6
+
+    def __init__(self, experiment: Experiment, environment: Mapping[str, Any]) -> None:
+        self._experiment, self._environment = experiment, environment
+        self._parameters, self._surface = 0, None
+        self._plane = trajectory.Plane(0, None)
+        self._versions = Thinned(columns=1, limit=1000)
+        self._rows: dict[int, np.ndarray] = {}  # parameters of the versions that may still be drawn
+        self._recent = np.empty(0, np.int64)
+        self._reads: dict[int, np.ndarray] = {}
+
+    def figure(self) -> go.Figure:
+        """Return the figure before the first update."""
+        return style.annotated(self._base(), style.message(trajectory.NOTHING))
+
+    def _base(self) -> go.Figure:
+        return trajectory.base(self._experiment, self._environment, self._parameters or 2, self._surface)
+
+    def update(self, chunk: Any) -> list[dict[str, Any]]:
+        """Return the chart operations for what is new."""
+        ops: list[dict[str, Any]] = []
+        versions = np.asarray(chunk.path_versions, np.int64)
+        if versions.size and not self._parameters:
+            self._parameters = chunk.path.shape[1]
+            self._versions.limit = self._room(1000)
+            ops.append({"op": "figure", "figure": style.annotated(self._base(), *self._waiting())})
+        whole, new = self._versions.add(versions)
+        self._hold(versions, chunk.path)
+        moved = self._read(chunk.pushes)
+        if chunk.surface is not None or (versions.size and not self._plane.known):
+            self._surface = chunk.surface if chunk.surface is not None else self._surface
+            self._plane = trajectory.Plane(self._parameters, self._surface)
+            if not self._plane.known:
+                return ops
+            whole, new, moved = True, self._versions.kept, list(self._reads)
+            ops += self._redraw()
+        if not self._plane.known or not self._rows:
+            return ops
+        x, y = self._points(new[0])
+        if x.size:
+            ops.append({"op": "replace" if whole else "extend", "trace": trajectory.PATH, "x": x, "y": y})
+        x, y = self._points(self._recent[-1:])
+        ops.append({"op": "replace", "trace": trajectory.NOW, "x": x, "y": y})
+        for worker in moved:
+            x, y = self._points(self._reads[worker])
+            ops.append({"op": "replace", "trace": trajectory.READS + worker, "x": x, "y": y})
+        return ops if versions.size or chunk.pushes.size or chunk.surface is not None else []
+
+    def _room(self, most: int) -> int:
+        return int(np.clip(self._HELD_BYTES / (4 * max(self._parameters, 1)), 16, most))
+
+    def _waiting(self) -> list[dict[str, Any]]:
+        return [] if self._parameters <= 2 or self._plane.known else [style.message(trajectory.NO_PLANE)]
+
+    def _hold(self, versions: np.ndarray, path: np.ndarray) -> None:
+        """Keep the parameters of the thinned path and of the latest versions, and of no other."""
+        if not versions.size:
+            return
+        self._recent = np.concatenate([self._recent, versions])[-self._room(512) :]
+        wanted = {0, *self._versions.kept[0].astype(np.int64).tolist(), *self._versions.pending.tolist(), *self._recent.tolist()}
+        self._rows = {version: row for version, row in self._rows.items() if version in wanted}
+        for index, version in enumerate(versions.tolist()):
+            if version in wanted:
+                self._rows[version] = np.array(path[index], np.float64 if self._parameters <= 2 else np.float32)
+
+    def _read(self, pushes: np.ndarray) -> list[int]:
+        moved = []
+        for worker in range(min(self._experiment.workers, style.MAX_WORKERS)):
+            read = trajectory.reads_of(pushes, worker)[-self._TAIL :]
+            if read.size:
+                known = self._reads.get(worker, np.empty(0, np.int64))
+                self._reads[worker] = np.concatenate([known, read])[-self._TAIL :]
+                moved.append(worker)
+        return moved
+
+    def _points(self, versions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        known = [version for version in np.asarray(versions, np.int64).tolist() if version in self._rows]
+        if not known:
+            return np.empty(0), np.empty(0)
+        return self._plane.project(np.stack([self._rows[version] for version in known]), np.array(known))
+
+    def _redraw(self) -> list[dict[str, Any]]:
+        """Return what a new surface, or the first row of the path, changes beside the lines."""
+        x, y = self._points(np.array([0]))
+        titles = trajectory.axis_titles(self._parameters, self._surface)
+        axes = {axis: {"title": {"text": title}} for axis, title in zip(("xaxis", "yaxis"), titles, strict=True)}
+        ops: list[dict[str, Any]] = [
+            {"op": "relayout", "layout": {"annotations": [], **axes}},
+            {"op": "replace", "trace": trajectory.START, "x": x, "y": y},
+        ]
+        contours = trajectory.contours_of(self._surface)
+        return [*ops, {"op": "replace", "trace": trajectory.SURFACE, **contours}] if contours else ops

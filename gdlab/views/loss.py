@@ -1,0 +1,179 @@
+"""How fast does the loss fall? The full objective as lines, the workers' mini-batch losses as light points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gdlab.views import style
+from gdlab.views.downsample import MAX_POINTS, Thinned, every, line
+from gdlab.views.naming import what_differs
+
+if TYPE_CHECKING:
+    from gdlab.trace import Trace
+
+Clock = Literal["updates", "seconds"]
+_QUESTION = {"updates": "How fast does the loss fall per update?", "seconds": "How fast does the loss fall in time?"}
+_RUN_COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY)
+NOTHING = "No loss has been evaluated yet."
+
+
+def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
+    """Draw the full objective of one or more runs against updates or seconds; runs are named by what differs."""
+    if clock not in _QUESTION:
+        raise ValueError(f'clock = {clock!r} is not known: it must be "updates" or "seconds".')
+    environments = [trace.environment for trace in traces]
+    names = what_differs([trace.experiment for trace in traces], [str(e.get("clock")) for e in environments])
+    fig = base(clock, environments, names or [""])
+    notes, sentences, drawn, lowest = [], [], 0, np.inf
+    for index, (trace, name) in enumerate(zip(traces, names, strict=True)):
+        pushes, losses = trace.pushes, np.asarray(trace.losses, np.float64)
+        x = np.asarray(trace.path_versions if clock == "updates" else trace.path_seconds, np.float64)
+        rows = min(losses.size, x.size)  # a run that goes on may have grown between the two looks
+        versions, losses, x = np.asarray(trace.path_versions)[:rows], losses[:rows], x[:rows]
+        x_line, y_line = line(x, losses)
+        x_points, y_points = batch_points(pushes, clock)
+        keep = every(x_points.size, MAX_POINTS // len(traces))
+        fig.data[2 * index].update(x=x_points[keep], y=y_points[keep])
+        fig.data[2 * index + 1].update(x=x_line, y=y_line)
+        drawn += x_line.size + x_points.size
+        lowest = min(lowest, y_line.min(initial=np.inf), y_points.min(initial=np.inf))
+        notes.append(not_finite(pushes, versions, losses, name))
+        sentences += [_sentence(name, versions, losses)]
+    if lowest <= 0.0:
+        fig.layout.yaxis.type = "linear"
+    fig.layout.update(style.remark(fig, *notes))
+    style.describe(fig, " ".join([_QUESTION[clock], *sentences]))
+    return style.annotated(fig, None if drawn else style.message(NOTHING), *_target(fig, traces))
+
+
+def base(clock: Clock, environments: Sequence[Mapping[str, Any]], names: Sequence[str]) -> go.Figure:
+    """Return the empty figure: for each run its mini-batch points and then its line."""
+    clocks = {environment.get("clock") for environment in environments}
+    seconds = "time in virtual seconds" if clocks == {"virtual"} else "time in seconds"
+    x = "updates of the shared parameters" if clock == "updates" else seconds
+    fig = style.figure(_QUESTION[clock], x, "loss", *(style.caption(environment) for environment in environments))
+    alone = len(names) == 1
+    for index, name in enumerate(names):
+        colour = _RUN_COLOURS[index % len(_RUN_COLOURS)]
+        dash = style.DASHES[index // len(_RUN_COLOURS) % len(style.DASHES)]
+        fig.add_scatter(
+            mode="markers", marker=dict(size=4, color=style.SKY if alone else colour, opacity=0.5 if alone else 0.2),
+            name="a worker's mini-batch", showlegend=alone, legendgroup=str(index), hoverinfo="skip", x=[], y=[],
+        )  # fmt: skip
+        fig.add_scatter(
+            mode="lines", line=dict(color=colour, width=2.2, dash=dash), name=name or "full objective",
+            legendgroup=str(index), showlegend=True, x=[], y=[], hovertemplate="%{y:.4g} at %{x:.4g}",
+        )  # fmt: skip
+    fig.layout.yaxis.update(style.log_axis())
+    return fig
+
+
+def batch_points(pushes: np.ndarray, clock: Clock) -> tuple[np.ndarray, np.ndarray]:
+    """Return (x, y) of the finite mini-batch losses, each where its parameters were read."""
+    x = pushes["read_version" if clock == "updates" else "start_s"].astype(np.float64)
+    y = pushes["loss"].astype(np.float64)
+    keep = np.isfinite(x) & np.isfinite(y)
+    return x[keep], y[keep]
+
+
+def not_finite(pushes: np.ndarray, versions: np.ndarray, losses: np.ndarray, name: str = "") -> str:
+    """Say from which update on the loss was not finite, or return an empty text."""
+    whole = np.asarray(versions)[np.isinf(losses)]
+    batch = pushes["read_version"][~np.isfinite(pushes["loss"])]
+    text = ""
+    if whole.size:
+        text = f"The loss is not finite from update {whole.min()} on."
+    elif batch.size:
+        text = f"{batch.size} mini-batch loss{'es' * (batch.size > 1)} not finite, the first at update {batch.min()}."
+    return f"{name}: {text[0].lower()}{text[1:]}" if name and text else text
+
+
+def _target(fig: go.Figure, traces: Sequence[Trace]) -> list[dict[str, Any]]:
+    """Draw the loss that ends the run; returns its label."""
+    targets = {trace.experiment.target_loss for trace in traces}
+    target = targets.pop() if len(targets) == 1 else None
+    log = fig.layout.yaxis.type == "log"
+    if target is None or (log and target <= 0.0):
+        return []
+    fig.add_shape(type="line", xref="paper", x0=0, x1=1, y0=target, y1=target, line=dict(color=style.MUTED, dash="dot"))
+    return [dict(text="target", showarrow=False, xref="paper", x=1, y=np.log10(target) if log else target,
+                 xanchor="right", yanchor="bottom", font=dict(size=11, color=style.MUTED))]  # fmt: skip
+
+
+def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:
+    known = np.flatnonzero(~np.isnan(losses))
+    if not known.size:
+        return f"{name + ': n' if name else 'N'}o loss has been evaluated."
+    first, last = known[0], known[-1]
+    return (f"{name + ': f' if name else 'F'}rom {losses[first]:.4g} at update {versions[first]} "
+            f"to {losses[last]:.4g} at update {versions[last]}.")  # fmt: skip
+
+
+class LossLines:
+    """The loss while a run goes on: one line and its mini-batch points, both thinned."""
+
+    def __init__(self, environment: Mapping[str, Any], clock: Clock = "updates") -> None:
+        self._clock = clock
+        self._line, self._points = Thinned(limit=1000), Thinned(limit=800)
+        self._times = Thinned(limit=4000)
+        self._latest, self._log, self._empty, self._bad = -np.inf, True, True, ""
+        self._base = base(clock, [environment], [""])
+
+    def figure(self) -> go.Figure:
+        """Return the figure before the first update."""
+        return style.annotated(go.Figure(self._base), style.message(NOTHING))
+
+    def update(self, chunk: Any) -> list[dict[str, Any]]:
+        """Return the chart operations for what is new."""
+        ops: list[dict[str, Any]] = []
+        x, y = batch_points(chunk.pushes, self._clock)
+        lowest = [y.min(initial=np.inf)]
+        ops += extend(0, *self._points.add(x, y))
+        if self._clock == "seconds":
+            applied = chunk.pushes[chunk.pushes["version"] > 0]
+            self._times.add(applied["version"], applied["applied_s"])
+        versions, losses = np.asarray(chunk.losses["version"], np.float64), np.asarray(chunk.losses["loss"], np.float64)
+        bad = not_finite(chunk.pushes, chunk.losses["version"], losses)
+        at = self._seconds(versions) if self._clock == "seconds" else versions
+        keep = np.isfinite(losses) & np.isfinite(at)
+        at, losses = at[keep], losses[keep]
+        lowest += [losses.min(initial=np.inf)]
+        if at.size:
+            in_order = at[0] >= self._latest and bool(np.all(np.diff(at) >= 0.0))
+            self._latest = max(self._latest, at.max())
+            whole, columns = self._line.add(at, losses)
+            if not in_order:
+                self._line.kept = self._line.kept[:, np.argsort(self._line.kept[0], kind="stable")]
+                whole, columns = True, self._line.kept
+            ops += extend(1, whole, columns)
+        return ops + self._layout(min(lowest), bad)
+
+    def _seconds(self, versions: np.ndarray) -> np.ndarray:
+        """Interpolate the time of each version between those that are kept."""
+        order = np.argsort(self._times.kept[0], kind="stable")
+        known, seconds = np.append(0.0, self._times.kept[0][order]), np.append(0.0, self._times.kept[1][order])
+        return np.interp(versions, known, np.maximum.accumulate(seconds))
+
+    def _layout(self, lowest: float, bad: str) -> list[dict[str, Any]]:
+        changes: dict[str, Any] = {}
+        if self._log and lowest <= 0.0:
+            self._log = False
+            changes["yaxis"] = {"type": "linear"}
+        if bad and not self._bad:
+            self._bad = bad
+            changes.update(style.remark(self._base, bad))
+        if self._empty and np.isfinite(lowest):
+            changes["annotations"] = []
+        self._empty &= not np.isfinite(lowest)
+        return [{"op": "relayout", "layout": changes}] if changes else []
+
+
+def extend(trace: int, whole: bool, columns: np.ndarray) -> list[dict[str, Any]]:
+    """Return the operation that brings one line of a chart up to date, or none where nothing is new."""
+    if not columns.shape[1]:
+        return []
+    return [{"op": "replace" if whole else "extend", "trace": trace, "x": columns[0], "y": columns[1]}]

@@ -1,0 +1,134 @@
+"""How stale are the updates? How many other updates were applied between a gradient's read and its write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from gdlab.views import style
+
+if TYPE_CHECKING:
+    from gdlab.trace import Trace
+
+QUESTION = "How stale are the updates?"
+NOTHING = "No update has been applied yet."
+_BINS = 48
+
+
+def staleness(trace: Trace) -> go.Figure:
+    """Draw how often each staleness occurred, by worker where there are few, with the mean."""
+    counts = Counts(trace.experiment.workers)
+    counts.add(trace.pushes)
+    fig = base(trace.experiment.workers, trace.environment)
+    for bar, change in zip(fig.data, counts.bars(), strict=True):
+        bar.update(change)
+    fig.layout.update(counts.layout())
+    return style.describe(fig, f"{QUESTION} {counts.sentence()}")
+
+
+def base(workers: int, environment: Mapping[str, Any]) -> go.Figure:
+    """Return the empty figure: one stacked bar trace a worker, or one for all where there are many."""
+    fig = style.figure(
+        QUESTION, "staleness: other updates between read and write", "updates", style.caption(environment)
+    )
+    few = workers <= style.MAX_WORKERS
+    for worker in range(workers if few else 1):
+        fig.add_bar(
+            x=[], y=[], name=str(worker) if few else f"all {workers}", showlegend=True,
+            marker=dict(
+                color=style.worker_colour(worker), line=dict(width=0),
+                pattern=dict(shape="/" if worker >= len(style.WORKERS) else "", solidity=0.3),
+            ),
+            hovertemplate="staleness %{x}: %{y} updates" + (f" of worker {worker}<extra></extra>" if few else "<extra></extra>"),
+        )  # fmt: skip
+    fig.layout.update(barmode="stack", legend=style.workers_legend())
+    return fig
+
+
+class Counts:
+    """Count stalenesses by worker: what is kept does not grow with the run."""
+
+    def __init__(self, workers: int) -> None:
+        self._rows = workers if workers <= style.MAX_WORKERS else 1
+        self._table = np.zeros((self._rows, 8), np.int64)
+
+    def add(self, pushes: np.ndarray) -> bool:
+        """Count the applied pushes; return whether there were any."""
+        applied = pushes[(pushes["version"] >= 0) & (pushes["staleness"] >= 0)]
+        if not applied.size:
+            return False
+        value = applied["staleness"]
+        row = np.minimum(applied["worker"], self._rows - 1) if self._rows > 1 else np.zeros(value.size, np.int64)
+        while value.max() >= self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)], axis=1)
+        np.add.at(self._table, (row, value), 1)
+        return True
+
+    @property
+    def total(self) -> int:
+        """Number of gradients counted."""
+        return int(self._table.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean staleness; NaN before the first update."""
+        each = self._table.sum(axis=0)
+        return float(each @ np.arange(each.size) / each.sum()) if each.sum() else float("nan")
+
+    def _largest(self) -> int:
+        return int(np.flatnonzero(self._table.sum(axis=0)).max(initial=0))
+
+    def bars(self) -> list[dict[str, Any]]:
+        """Return x, y and width of each row's bars, at most 48 of them."""
+        size = self._largest() + 1
+        width = -(-size // _BINS)
+        padded = np.zeros((self._rows, -(-size // width) * width), np.int64)
+        padded[:, :size] = self._table[:, :size]
+        binned = padded.reshape(self._rows, -1, width).sum(axis=2).astype(np.float64)
+        x = np.arange(binned.shape[1]) * float(width) + (width - 1) / 2
+        return [dict(x=x if self.total else x[:0], y=row if self.total else row[:0], width=0.8 * width) for row in binned]
+
+    def layout(self) -> dict[str, Any]:
+        """Return the line at the mean and its words."""
+        if not self.total:
+            return dict(annotations=[style.message(NOTHING)], shapes=[])
+        mean, largest = self.mean, self._largest()
+        right = mean > 0.55 * largest and largest > 0
+        text = dict(
+            text=f"mean {mean:.2f}", x=mean, xref="x", y=1, yref="paper", yanchor="top", showarrow=False,
+            xanchor="right" if right else "left", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
+        )  # fmt: skip
+        line = dict(type="line", x0=mean, x1=mean, y0=0, y1=1, yref="paper", line=dict(color=style.INK, dash="dash", width=1.5))
+        return dict(
+            annotations=[text], shapes=[line],
+            xaxis=dict(range=[-0.75, max(largest, 3) + 0.75], **(dict(dtick=1) if largest <= 12 else dict(dtick=None))),
+        )  # fmt: skip
+
+    def sentence(self) -> str:
+        """Say the mean and the largest staleness."""
+        if not self.total:
+            return NOTHING
+        return f"{self.total} gradients applied; mean staleness {self.mean:.2f}, largest {self._largest()}."
+
+
+class StalenessBars:
+    """The staleness histogram while a run goes on."""
+
+    def __init__(self, workers: int, environment: Mapping[str, Any]) -> None:
+        self._workers, self._environment = workers, environment
+        self._counts = Counts(workers)
+
+    def figure(self) -> go.Figure:
+        """Return the figure before the first update."""
+        return style.annotated(base(self._workers, self._environment), style.message(NOTHING))
+
+    def update(self, chunk: Any) -> list[dict[str, Any]]:
+        """Return the chart operations for what is new."""
+        if not self._counts.add(chunk.pushes):
+            return []
+        bars = self._counts.bars()
+        ops: list[dict[str, Any]] = [{"op": "replace", "trace": i, **change} for i, change in enumerate(bars)]
+        return [*ops, {"op": "relayout", "layout": self._counts.layout()}]
