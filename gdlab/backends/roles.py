@@ -27,6 +27,18 @@ def path_format(experiment: Experiment) -> str:
     return "float64" if experiment.precision.weights == "fp64" else "float32"
 
 
+def rehearse() -> None:
+    """Take one step of the default experiment, so that a forked process finds loaded what torch loads on first use."""
+    from gdlab.descent.problems import build
+    from gdlab.descent.store import Store
+    from gdlab.descent.worker import Worker
+
+    experiment = Experiment(workers=1)
+    problem = build(experiment)
+    store = Store(experiment, problem)
+    store.apply([Worker(experiment, problem, 0).gradient(store.read(0), 0)], [0])
+
+
 def simulate(job: Job) -> None:
     """Be the process of a virtual run."""
     from gdlab.backends.virtual import Simulation

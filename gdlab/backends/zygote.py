@@ -248,6 +248,7 @@ def _facts() -> dict[str, Any]:
     for module in PRELOAD:
         importlib.import_module(module)
     torch.set_num_threads(1)
+    importlib.import_module("gdlab.backends.roles").rehearse()
     # Counts through NVML (see the environment the launcher sets): a fork after CUDA was used would be useless.
     return {"torch": torch.__version__, "gpus": torch.cuda.device_count(),
             "nccl": torch.distributed.is_nccl_available()}
