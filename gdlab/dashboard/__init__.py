@@ -15,8 +15,12 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _link_jupyter_server_extension(server: Any) -> None:
     """Give Voila our settings before any extension loads; what the server's owner has set stays."""
+    import warnings
+
     from gdlab.dashboard.settings import voila_settings
 
+    # Voila asks for all of traitlets' warnings; this one is Jupyter's own and nobody's here to mend.
+    warnings.filterwarnings("ignore", message=r"ServerApp\.token config is deprecated")
     for owner, values in voila_settings().items():
         for name, value in values.items():
             if name not in server.config[owner]:

@@ -86,8 +86,6 @@ def serve_lab(port: int | None = None, browser: bool | None = None, notebooks: s
         "--ServerApp.port_retries=0",
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{START}",
-        "--LabApp.news_url=",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
         "--Application.log_level=WARN",
     ]  # fmt: skip
     if not (has_screen() if browser is None else browser):
@@ -95,7 +93,10 @@ def serve_lab(port: int | None = None, browser: bool | None = None, notebooks: s
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         words.append("--allow-root")
     print(f"JupyterLab starts on {folder}; its address follows. Ctrl-C ends it.", flush=True)
-    os.execve(sys.executable, words, with_our_folders(dict(os.environ)))
+    environment = with_our_folders(dict(os.environ))
+    # JupyterLab's question whether to fetch its makers' news would come before the first lab does.
+    environment["JUPYTER_CONFIG_PATH"] += os.pathsep + str(HERE / "jupyterlab")
+    os.execve(sys.executable, words, environment)
 
 
 def serve_dashboard(port: int | None = None, browser: bool | None = None, notebooks: str | None = None) -> None:
