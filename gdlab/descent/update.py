@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from functools import partial
 
 import torch
 
@@ -42,6 +44,9 @@ class Updater:
         self._decoupled = isinstance(exp.optimizer, parts.AdamW)
         # The optimizer of a compensated update sees only the update, so the pull of the weights is added by hand.
         self._optimizer = _optimizer(exp.optimizer, self._work, 0.0 if self._compensated else self._decay)
+        # Past torch's wrappers for the profiler and the grad mode: they cost more than the step, and nothing here is
+        # differentiated.
+        self._take_step = partial(inspect.unwrap(type(self._optimizer).step), self._optimizer)
         self._state = self._optimizer.state
         self._group = self._optimizer.param_groups[0]
         self.dtype = self._work.dtype
@@ -57,7 +62,7 @@ class Updater:
             if self._stochastic:
                 self._work.copy_(self.params)
             self._work.grad = gradient
-            self._optimizer.step()
+            self._take_step()
             if self._stochastic:
                 self._round(self._work, version)
             elif self._rounded:
@@ -92,7 +97,7 @@ class Updater:
             gradient = gradient.add(weights, alpha=self._decay)
         self._work.zero_()
         self._work.grad = gradient
-        self._optimizer.step()
+        self._take_step()
         if self._decay and self._decoupled:
             self._work.sub_(weights, alpha=lr * self._decay)
         total, self._lost = compensated_add(weights, self._lost, self._work, self._format)
