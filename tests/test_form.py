@@ -85,9 +85,11 @@ def test_no_text_whatever_breaks_the_form(path: str, text: str) -> None:
     assert form.experiment == gd.Experiment()
 
 
-@pytest.mark.parametrize("message", [{}, {"set": 3, "text": "4"}, {"set": "workers", "text": 4}, {"set": "no", "text": ""},
-                                     {"set": "workers.x", "text": "1"}, {"set": "strategy", "text": "Magic"},
-                                     {"set": "precision", "text": "fp7"}, {"set": "clip", "text": "scissors"}])
+@pytest.mark.parametrize("message", [
+    {}, {"set": 3, "text": "4"}, {"set": "workers", "text": 4}, {"set": "no", "text": ""},
+    {"set": "workers.x", "text": "1"}, {"set": "strategy", "text": "Magic"}, {"set": "precision", "text": "fp7"},
+    {"set": "clip", "text": "scissors"},
+])  # fmt: skip
 def test_a_message_that_no_control_sends_changes_nothing(message: dict[str, Any]) -> None:
     form = Form(gd.Experiment())
     form._got(message)
@@ -119,6 +121,12 @@ def test_one_slow_worker_stays_one_slow_worker() -> None:
     assert form.experiment.speeds is None
     form.set("speeds", "1, 1, 1, 1, 1, 0.5")
     assert shown(form)["slow"].text == "2"
+
+
+def test_backup_workers_bring_the_exchange_that_they_need() -> None:
+    form = Form(gd.Experiment())
+    form.set("strategy.backups", "1")
+    assert form.experiment.strategy == gd.Sync(backups=1, exchange="server") and "server" in form.note
 
 
 def test_a_choice_brings_its_own_controls_and_going_back_brings_the_old_texts() -> None:
@@ -164,7 +172,7 @@ def test_the_ravine_gets_a_learning_rate_that_suits_it_unless_one_was_chosen() -
 
 def test_show_leaves_only_the_controls_that_a_lesson_needs() -> None:
     form = Form(gd.Experiment(), show=["workers", "strategy", "optimizer.lr"])
-    assert [row.path for row in form.rows] == ["workers", "strategy", "strategy.backups", "optimizer.lr"]
+    assert [row.path for row in form.rows] == ["workers", "strategy", "optimizer.lr"]
     assert all(row.basic for row in form.rows)
     form.set("strategy", "Async")
     assert "strategy.staleness_bound" in shown(form)

@@ -11,13 +11,14 @@ import traitlets
 
 from gdlab.experiment import Experiment
 
-BACKENDS = {"local": "real worker processes on this machine", "virtual": "a simulated clock (same numbers every time)"}
+BACKENDS = {"local": "this machine: real processes", "virtual": "a simulated clock: repeatable"}
 
 
 class Controls(anywidget.AnyWidget):
     """Draw the buttons, the progress and the status line; `press(name)` and `choose(backend)` are called back."""
 
     _esm = Path(__file__).with_name("controls.js").read_text(encoding="utf-8")
+    _css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")  # of the whole panel, brought once a page
     busy = traitlets.Bool(False).tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
     tone = traitlets.Unicode("info").tag(sync=True)

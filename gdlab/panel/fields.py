@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ SLOW = "slow"
 
 BASIC = (
     "problem", "problem.model", "workers", SLOW, "compute_time", "strategy", "strategy.staleness_bound",
-    "strategy.period", "strategy.backups", "precision", "clip", "clip.norm", "clip.value", "clip.adaptive",
+    "strategy.period", "precision", "clip", "clip.norm", "clip.value", "clip.adaptive",
     "optimizer.lr", "updates",
 )
 """What a newcomer sees, in this order; everything else waits under "More settings"."""
@@ -221,7 +221,14 @@ def rows_of(draft: Draft, show: tuple[str, ...] | None = None, errors: dict[str,
 
     basic = sorted((row for row in rows if row.basic or show is not None), key=order)
     more = [row for row in rows if not (row.basic or show is not None)]
-    return [Row(**{**vars(row), "basic": True}) for row in basic] + more
+    return [replace(row, basic=True, nested=_below(row, basic)) for row in basic] + [
+        replace(row, nested=_below(row, more)) for row in more]
+
+
+def _below(row: Row, rows: list[Row]) -> bool:
+    """Tell whether the part that a row belongs to has a control of its own in the same place."""
+    parent = row.path.rpartition(".")[0]
+    return any(other.path == parent for other in rows)
 
 
 def _wanted(path: str, show: tuple[str, ...]) -> bool:
@@ -257,7 +264,7 @@ def _field_rows(path: str, field: FieldInfo, text: Any, top: str, errors: dict[s
         "path": path, "label": _say(extra.get("label", path)), "unit": extra.get("unit", ""),
         "help": (field.description or "") + (f" ({limits})" if limits else ""),
         "group": extra.get("group", "more"), "basic": path in BASIC or path.startswith("compute_time."),
-        "nested": "." in path, "error": errors.get(path, ""), "when_off": _WHEN_OFF.get(path, "none"),
+        "error": errors.get(path, ""), "when_off": _WHEN_OFF.get(path, "none"),
     }
     if possible:
         return _part_rows(path, possible, type(None) in types_, text, base, errors)
@@ -302,7 +309,7 @@ def _part_rows(path: str, possible: dict[str, type[Part]], optional: bool, draft
             continue
         for row in _field_rows(f"{path}.{name}", field, draft[name], path, errors):
             if path == "clip" and name in CLIP_RULES:
-                row = Row(**{**vars(row), "label": "Threshold", "optional": False})
+                row = replace(row, label="Threshold", optional=False)
             rows.append(row)
     return rows
 

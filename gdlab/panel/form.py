@@ -170,6 +170,8 @@ class Form:
             self._follow_workers()
         elif path == fields.SLOW:
             self._follow_slow()
+        elif path == "strategy.backups":
+            self._follow_backups()
         elif path == "speeds":
             speeds = fields.data_of({"speeds": self._draft["speeds"]})["speeds"]
             try:
@@ -178,6 +180,12 @@ class Form:
                 self._draft[fields.SLOW] = ""
         if path != "workers":
             self._patterns = self._per_worker()
+
+    def _follow_backups(self) -> None:
+        strategy = self._draft["strategy"]
+        if strategy["backups"].strip() not in ("", "0") and strategy["exchange"] == "allreduce":
+            strategy["exchange"] = "server"
+            self.note = "The exchange was set to the parameter server: an all-reduce cannot leave anybody out."
 
     def _workers(self) -> int | None:
         text = self._draft["workers"].strip()

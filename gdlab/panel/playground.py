@@ -33,6 +33,7 @@ class Playground:
         linked, self._link_error = export.from_link()
         start = experiment or Experiment()
         self._updates, self._seconds = 0, 0.0
+        self._environment: dict[str, Any] = {}
         self._latest: Trace | None = None
         self._warmed = False
         self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
@@ -147,10 +148,13 @@ class Playground:
     # ---- what a run brings ----
 
     def _begin(self, run: Any) -> None:
-        self._updates, self._seconds = 0, 0.0
-        self.board.begin(run.experiment, run.trace.environment)
+        self._updates, self._seconds, self._environment = 0, 0.0, {}
 
     def _make(self, run: Any, chunk: Any) -> Any:
+        """Say what is new to the charts (called in a thread, as charts allow)."""
+        if not self._updates and self._environment != run.environment:  # the ranks add what only they know
+            self._environment = run.environment
+            self.board.begin(run.experiment, self._environment)
         return self.board.make(chunk)
 
     def _frame(self, frame: link.Frame) -> None:
