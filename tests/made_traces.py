@@ -28,7 +28,8 @@ def made(folder: Path, experiment: gd.Experiment | None = None, updates: int = 6
     asynchronous = type(experiment.strategy).__name__ == "Async"
     basis = np.linalg.qr(np.random.default_rng(1).normal(size=(parameters, 2)))[0].T if parameters > 2 else np.eye(2)
     at = [np.array([-1.1, 0.9])]
-    events, path, full = EventWriter(folder, "server"), PathWriter(folder, parameters, "<f4", updates), LossWriter(folder)
+    events, full = EventWriter(folder, "server"), LossWriter(folder)
+    path = PathWriter(folder, parameters, "<f4", updates)
     write_version(path, full if losses else None, 0, at[0], basis, parameters)
     clock, read, step, version = np.zeros(n), np.zeros(n, int), np.zeros(n, int), 0
     push = 0
@@ -51,7 +52,7 @@ def made(folder: Path, experiment: gd.Experiment | None = None, updates: int = 6
             applied = (done if asynchronous else last) + 0.004
             events.push(worker=worker, step=int(step[worker]), read_version=int(read[worker]), version=version + 1,
                         staleness=version - int(read[worker]), start_s=clock[worker], computed_s=done,
-                        applied_s=applied, loss=float("nan") if bad else float(rosenbrock(x, y) * rng.uniform(0.6, 1.5)),
+                        applied_s=applied, loss=np.nan if bad else rosenbrock(x, y) * rng.uniform(0.6, 1.5),
                         grad_norm=float("inf") if bad else norm, clip_scale=scale, nonfinite=int(bad))
             events.release(worker, int(step[worker]), applied + 0.002)
             clock[worker], step[worker] = applied + 0.002, step[worker] + 1

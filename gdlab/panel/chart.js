@@ -91,6 +91,7 @@ export default () => {
       if (first?.data) take({ op: "whole", state: first }, [], model);
       const receive = (message, buffers) => take(message, buffers, model);
       model.on("msg:custom", receive);
+      listenForGood(model);
       say(model, { op: "ready", seq: state.seq });
       // A message may be lost (the network, a sleeping computer): while a run goes on, silence is a reason to ask.
       const timer = setInterval(() => {

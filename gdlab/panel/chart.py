@@ -21,6 +21,7 @@ import plotly
 import plotly.graph_objects as go
 import traitlets
 
+from gdlab.panel.hearing import HEARING_JS, HearingWidget
 from gdlab.panel.theme import THEME_JS
 from gdlab.views.style import DARK
 
@@ -77,14 +78,14 @@ export default {
             cls._one = cls(_gz=_plotly_gz())
 
 
-class Chart(anywidget.AnyWidget):
+class Chart(HearingWidget):
     """Show a Plotly figure and keep it up to date: `show(figure)` replaces it, `apply(operations)` changes it.
 
     May be called from any thread, before a page is there and while pages come and go; see `gdlab.views.live` for the
     operations.
     """
 
-    _esm = _GATE + THEME_JS + _JS
+    _esm = _GATE + THEME_JS + HEARING_JS + _JS
     _state = traitlets.Dict().tag(sync=True)
     _dark = traitlets.Dict(DARK).tag(sync=True)
 
@@ -208,7 +209,8 @@ def _sendable(operation: Mapping[str, Any]) -> dict[str, Any]:
     if plain["op"] == "figure":
         plain["figure"] = _plain(plain["figure"])
     elif plain["op"] == "extend":
-        plain = {key: value if key in ("op", "trace") else np.asarray(value, np.float64) for key, value in plain.items()}
+        points = {key: np.asarray(value, np.float64) for key, value in plain.items() if key not in ("op", "trace")}
+        plain.update(points)
     return plain
 
 
@@ -216,7 +218,7 @@ def _plain(figure: go.Figure | Mapping[str, Any]) -> dict[str, Any]:
     """Return a figure as dicts, lists and numpy arrays of its own."""
     source = figure.to_plotly_json() if hasattr(figure, "to_plotly_json") else figure
     return {"data": [_plain_value(trace) for trace in source.get("data", ())],
-            "layout": _plain_value(source.get("layout", {}))}  # fmt: skip
+            "layout": _plain_value(source.get("layout", {}))}
 
 
 def _plain_value(value: Any) -> Any:

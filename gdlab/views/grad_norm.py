@@ -55,7 +55,7 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
         fig.add_scatter(
             mode="markers", x=[], y=[], name=name, marker=marker,
             showlegend=index != _CLIPPED or clip is not None, hovertemplate="norm %{y:.4g} at version %{x}",
-        )  # fmt: skip
+        )
     fig.data[_NOT_FINITE].update(yaxis="y2", hovertemplate="not finite at version %{x}")
     fig.layout.update(
         yaxis=style.log_axis(),
@@ -67,7 +67,7 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
         style.annotated(fig, dict(
             text=f"clip at {clip.norm:g}{where}", showarrow=False, xref="paper", x=0, y=np.log10(clip.norm),
             xanchor="left", yanchor="bottom", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
-        ))  # fmt: skip
+        ))
     return fig
 
 
@@ -83,7 +83,9 @@ def split(pushes: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.n
 
 def not_finite(count: int, versions: np.ndarray) -> str:
     """Say how many gradients were not finite and when that began, or return an empty text."""
-    return f"{count} gradient{'s' * (count > 1)} not finite, the first from version {int(versions.min())}." if count else ""
+    if not count:
+        return ""
+    return f"{count} gradient{'s' * (count > 1)} not finite, the first from version {int(versions.min())}."
 
 
 class GradNormPoints:

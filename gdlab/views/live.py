@@ -8,12 +8,13 @@ starts anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import plotly.graph_objects as go
 
-from gdlab.views import style, trajectory
+from gdlab.views import style
 from gdlab.views.downsample import Thinned
 from gdlab.views.grad_norm import GradNormPoints
 from gdlab.views.loss import LossLines
@@ -22,6 +23,8 @@ from gdlab.views.timeline import TimelineBars
 
 if TYPE_CHECKING:
     from gdlab.experiment import Experiment
+
+trajectory = import_module("gdlab.views.trajectory")  # in the package that name is the function
 
 
 class Live(Protocol):
@@ -114,7 +117,8 @@ class TrajectoryLines:
         if not versions.size:
             return
         self._recent = np.concatenate([self._recent, versions])[-self._room(512) :]
-        wanted = {0, *self._versions.kept[0].astype(np.int64).tolist(), *self._versions.pending.tolist(), *self._recent.tolist()}
+        thinned = np.append(self._versions.kept[0], self._versions.pending).astype(np.int64)
+        wanted = {0, *thinned.tolist(), *self._recent.tolist()}
         self._rows = {version: row for version, row in self._rows.items() if version in wanted}
         for index, version in enumerate(versions.tolist()):
             if version in wanted:

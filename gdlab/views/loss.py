@@ -63,11 +63,11 @@ def base(clock: Clock, environments: Sequence[Mapping[str, Any]], names: Sequenc
         fig.add_scatter(
             mode="markers", marker=dict(size=4, color=style.SKY if alone else colour, opacity=0.5 if alone else 0.2),
             name="a worker's mini-batch", showlegend=alone, legendgroup=str(index), hoverinfo="skip", x=[], y=[],
-        )  # fmt: skip
+        )
         fig.add_scatter(
             mode="lines", line=dict(color=colour, width=2.2, dash=dash), name=name or "full objective",
             legendgroup=str(index), showlegend=True, x=[], y=[], hovertemplate="%{y:.4g} at %{x:.4g}",
-        )  # fmt: skip
+        )
     fig.layout.yaxis.update(style.log_axis())
     return fig
 
@@ -101,7 +101,7 @@ def _target(fig: go.Figure, traces: Sequence[Trace]) -> list[dict[str, Any]]:
         return []
     fig.add_shape(type="line", xref="paper", x0=0, x1=1, y0=target, y1=target, line=dict(color=style.MUTED, dash="dot"))
     return [dict(text="target", showarrow=False, xref="paper", x=1, y=np.log10(target) if log else target,
-                 xanchor="right", yanchor="bottom", font=dict(size=11, color=style.MUTED))]  # fmt: skip
+                 xanchor="right", yanchor="bottom", font=dict(size=11, color=style.MUTED))]
 
 
 def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:
@@ -110,7 +110,7 @@ def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:
         return f"{name + ': n' if name else 'N'}o loss has been evaluated."
     first, last = known[0], known[-1]
     return (f"{name + ': f' if name else 'F'}rom {losses[first]:.4g} at update {versions[first]} "
-            f"to {losses[last]:.4g} at update {versions[last]}.")  # fmt: skip
+            f"to {losses[last]:.4g} at update {versions[last]}.")
 
 
 class LossLines:

@@ -42,8 +42,8 @@ def base(workers: int, environment: Mapping[str, Any]) -> go.Figure:
                 color=style.worker_colour(worker), line=dict(width=0),
                 pattern=dict(shape="/" if worker >= len(style.WORKERS) else "", solidity=0.3),
             ),
-            hovertemplate="staleness %{x}: %{y} updates" + (f" of worker {worker}<extra></extra>" if few else "<extra></extra>"),
-        )  # fmt: skip
+            hovertemplate="staleness %{x}: %{y} updates" + (f" of worker {worker}" if few else "") + "<extra></extra>",
+        )
     fig.layout.update(barmode="stack", legend=style.workers_legend())
     return fig
 
@@ -89,7 +89,9 @@ class Counts:
         padded[:, :size] = self._table[:, :size]
         binned = padded.reshape(self._rows, -1, width).sum(axis=2).astype(np.float64)
         x = np.arange(binned.shape[1]) * float(width) + (width - 1) / 2
-        return [dict(x=x if self.total else x[:0], y=row if self.total else row[:0], width=0.8 * width) for row in binned]
+        if not self.total:
+            x, binned = x[:0], binned[:, :0]
+        return [dict(x=x, y=row, width=0.8 * width) for row in binned]
 
     def layout(self) -> dict[str, Any]:
         """Return the line at the mean and its words."""
@@ -99,13 +101,15 @@ class Counts:
         right = mean > 0.55 * largest and largest > 0
         text = dict(
             text=f"mean {mean:.2f}", x=mean, xref="x", y=1, yref="paper", yanchor="top", showarrow=False,
-            xanchor="right" if right else "left", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
-        )  # fmt: skip
-        line = dict(type="line", x0=mean, x1=mean, y0=0, y1=1, yref="paper", line=dict(color=style.INK, dash="dash", width=1.5))
+            xanchor="right" if right else "left", xshift=-3 if right else 3, font=dict(size=11, color=style.INK),
+            bgcolor=style.PAPER, opacity=0.85,
+        )
+        dashed = dict(color=style.INK, dash="dash", width=1.5)
+        line = dict(type="line", x0=mean, x1=mean, y0=0, y1=1, yref="paper", line=dashed)
         return dict(
             annotations=[text], shapes=[line],
             xaxis=dict(range=[-0.75, max(largest, 3) + 0.75], **(dict(dtick=1) if largest <= 12 else dict(dtick=None))),
-        )  # fmt: skip
+        )
 
     def sentence(self) -> str:
         """Say the mean and the largest staleness."""

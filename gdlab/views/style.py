@@ -22,18 +22,18 @@ SURFACE = ("#fbfcfd", "#e3e8ee", "#c8d0d9", "#acb7c3", "#8f9cab")
 DARK = {
     INK: "#e9ebf0", MUTED: "#a9b1be", GRID: "#343a45", PAPER: "#111418",
     **dict(zip(SURFACE, ("#667180", "#505a67", "#3c444f", "#2a3038", "#1b1f25"), strict=True)),
-}  # fmt: skip
+}
 """What each colour of the light theme becomes in the dark one; a page swaps them without asking the kernel."""
 
 HEIGHT = 400
-CAPTION_COLUMNS = 58
+CAPTION_COLUMNS = 60
 _LINE_PX = 15
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _AXIS = dict(
     automargin=True, gridcolor=GRID, zerolinecolor=GRID, linecolor=MUTED, tickcolor=MUTED, tickfont_color=MUTED,
     title=dict(standoff=6, font=dict(size=12, color=INK)), exponentformat="power", minexponent=4,
-)  # fmt: skip
+)
 TEMPLATE = go.layout.Template(
     layout=dict(
         font=dict(family=FONT, size=12, color=INK),
@@ -45,11 +45,11 @@ TEMPLATE = go.layout.Template(
         title=dict(
             x=0, xref="container", xanchor="left", y=1, yref="container", yanchor="top", pad=dict(l=10, t=12),
             font=dict(size=15, color=INK), subtitle_font=dict(size=11, color=MUTED),
-        ),  # fmt: skip
+        ),
         legend=dict(
             orientation="h", x=0.01, xref="container", xanchor="left", y=0, yref="container", yanchor="bottom",
             bgcolor="rgba(0,0,0,0)", itemwidth=30, tracegroupgap=0, traceorder="normal", font_size=11,
-        ),  # fmt: skip
+        ),
         hoverlabel=dict(font_size=12),
         modebar=dict(bgcolor="rgba(0,0,0,0)", color=MUTED, activecolor=INK, orientation="v"),
         uirevision="gdlab",
@@ -128,7 +128,7 @@ def message(text: str) -> dict[str, Any]:
     return dict(
         name="message", text="<br>".join(textwrap.wrap(text, 42)), showarrow=False, font=dict(size=13, color=MUTED),
         xref="paper", yref="paper", x=0.5, y=0.5,
-    )  # fmt: skip
+    )
 
 
 def workers_legend() -> dict[str, Any]:

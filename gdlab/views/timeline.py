@@ -49,11 +49,12 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
         fig.add_bar(
             orientation="h", x=[], y=[], base=[], name=name, width=0.7, marker=dict(color=colour, line=dict(width=0)),
             hovertemplate="worker %{y}: " + name + " %{x:.4g} s", showlegend=kind != _DROPPED or _drops(experiment),
-        )  # fmt: skip
+        )
     fig.data[_DROPPED].marker.update(
         line=dict(color=style.VERMILLION, width=1), pattern=dict(shape="/", fgcolor=style.VERMILLION, size=6)
     )
-    fig.layout.update(barmode="overlay", yaxis=dict(range=[rows - 0.5, -0.5], dtick=1 if rows <= 12 else 4, zeroline=False))
+    axis = dict(range=[rows - 0.5, -0.5], dtick=1 if rows <= 12 else 4, zeroline=False)
+    fig.layout.update(barmode="overlay", yaxis=axis)
     return fig
 
 

@@ -59,7 +59,7 @@ def base(
 ) -> go.Figure:
     """Return the empty figure: surface, path, start, current point, then a line a worker."""
     titles = axis_titles(parameters, surface)
-    captions = [style.caption(environment), "Thick: the shared parameters, from ○ to ★. Thin: what each worker read."]
+    captions = [style.caption(environment), "Thick: shared parameters, ○ to ★. Thin: each worker's reads."]
     if parameters > 2:
         captions.append(f"The plane of the path's two main directions, of {parameters:,}.")
     if experiment.workers > style.MAX_WORKERS:
@@ -69,27 +69,29 @@ def base(
         x=[], y=[], z=[], autocolorscale=False, colorscale=[[i / 4, colour] for i, colour in enumerate(style.SURFACE)],
         ncontours=16, line=dict(width=0.5, color=style.MUTED), contours=dict(coloring="fill"), hoverinfo="skip",
         name="loss", connectgaps=False, visible=parameters != 1,
-        colorbar=dict(title=dict(text="loss", font_size=11), thickness=10, tickfont_size=10, outlinewidth=0, x=1.01, xpad=4),
-    )  # fmt: skip
+        colorbar=dict(
+            title=dict(text="loss", font_size=11), thickness=10, tickfont_size=10, outlinewidth=0, x=1.01, xpad=4,
+        ),
+    )
     where = "(%{x:.4g}, %{y:.4g})"
     fig.add_scatter(
-        mode="lines", x=[], y=[], line=dict(color=style.INK, width=2.4), name="shared", showlegend=False,
+        mode="lines", x=[], y=[], line=dict(color=style.INK, width=3.5), name="shared", showlegend=False,
         hovertemplate="shared " + where + "<extra></extra>",
-    )  # fmt: skip
+    )
     fig.add_scatter(
         mode="markers", x=[], y=[], name="start", showlegend=False, hovertemplate="start " + where + "<extra></extra>",
         marker=dict(symbol="circle-open", size=10, color=style.INK, line=dict(width=2, color=style.INK)),
-    )  # fmt: skip
+    )
     fig.add_scatter(
         mode="markers", x=[], y=[], name="now", showlegend=False, hovertemplate="now " + where + "<extra></extra>",
         marker=dict(symbol="star", size=14, color=style.INK, line=dict(width=1, color=style.PAPER)),
-    )  # fmt: skip
+    )
     for worker in range(min(experiment.workers, style.MAX_WORKERS)):
         fig.add_scatter(
             mode="lines+markers", x=[], y=[], name=str(worker), line=style.worker_line(worker, width=1.1),
             marker=dict(size=4, color=style.worker_colour(worker)), opacity=0.85,
             hovertemplate=f"worker {worker} read " + where + "<extra></extra>", showlegend=True,
-        )  # fmt: skip
+        )
     fig.layout.legend = style.workers_legend()
     return fig
 
@@ -101,7 +103,8 @@ def axis_titles(parameters: int, surface: Mapping[str, Any] | None) -> tuple[str
     if parameters in (0, 2):
         return "first parameter", "second parameter"
     share = np.asarray((surface or {}).get("explained", ()), np.float64)
-    words = [f" ({100 * part:.0f}%{tail})" for part, tail in zip(share, (" of the variance", ""), strict=False)] + ["", ""]
+    tails = (" of the variance", "")
+    words = [f" ({100 * part:.0f}%{tail})" for part, tail in zip(share, tails, strict=False)] + ["", ""]
     return f"first direction{words[0]}", f"second direction{words[1]}"
 
 
@@ -143,11 +146,11 @@ def contours_of(surface: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(
         x=np.asarray(surface["x"], np.float64), y=np.asarray(surface["y"], np.float64), z=z.astype(np.float32),
         colorbar=dict(tickvals=ticks, ticktext=words),
-    )  # fmt: skip
+    )
 
 
 def levels(loss: np.ndarray) -> tuple[np.ndarray, list[float], list[str]]:
-    """Return (z, tick places, tick words): log10 of the loss, or of its height above the lowest where it is not positive.
+    """Return (z, tick places, tick words): log10 of the loss, or of its height above the lowest if not all positive.
 
     At most six decades below the highest are told apart; what is not finite is left blank.
     """
