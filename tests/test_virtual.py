@@ -172,6 +172,15 @@ def test_local_steps_each_take_their_own_time(run):
         assert row["computed_s"] - row["start_s"] == pytest.approx(drawn, rel=1e-12)
 
 
+def test_local_iterates_are_recorded_and_average_to_the_path(run):
+    trace = run(strategy=gd.LocalSGD(3), workers=2, updates=4)
+    paths = trace.local_path
+    assert [records["version"].tolist() for records in paths.values()] == [list(range(1, 13))] * 2
+    for version in range(1, 5):
+        ends = [records["x"][3 * version - 1] for records in paths.values()]
+        assert trace.path[version] == pytest.approx(np.mean(ends, axis=0), rel=1e-6)
+
+
 def test_no_event_is_later_than_the_seconds_allowed(run):
     for strategy in (gd.Sync(), gd.Sync(exchange="server"), gd.Async(), gd.LocalSGD(2)):
         trace = run(strategy=strategy, updates=None, seconds=1.0, compute_time=gd.Exponential(0.05),

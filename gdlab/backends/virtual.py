@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 BUFFER = 1 << 16
 
+LOCAL_PATHS = 16
+"""Under local SGD the iterates of so many workers are recorded, in a file each."""
+
 LOOK_S = 0.05
 """Wall seconds between two looks at the stop flag; also the longest time that a row waits in a buffer."""
 
@@ -96,6 +99,10 @@ class Simulation:
         self.events = EventWriter(folder, "virtual", buffer=BUFFER)
         dtype = "float64" if exp.precision.weights == "fp64" else "float32"
         self.path = PathWriter(folder, self.problem.size, dtype, exp.updates, buffer=BUFFER)
+        kept = min(exp.workers, LOCAL_PATHS) if self.local_steps else 0
+        steps = exp.updates and exp.updates * self.local_steps
+        self.local_paths = [LocalPathWriter(folder, rank, self.problem.size, dtype, steps, buffer=BUFFER)
+                            for rank in range(kept)]
         self.now_s = 0.0
         """When the last push was served."""
         self.reason = ""
@@ -194,8 +201,11 @@ class Simulation:
     def _compute(self, step: Step) -> None:
         """Compute a step's push from what it read."""
         worker = self.workers[step.worker]
-        compute = worker.local_round if self.local_steps else worker.gradient
-        step.push = compute(step.read, step.number)
+        if self.local_steps:
+            visit = self.local_paths[step.worker].append if step.worker < len(self.local_paths) else None
+            step.push = worker.local_round(step.read, step.number, visit)
+        else:
+            step.push = worker.gradient(step.read, step.number)
 
     def _write(self, step: Step, version: int = -1, staleness: int = 0, applied_s: float = math.nan,
                clip_scale: float = 1.0, lost_fraction: float = math.nan) -> None:
@@ -219,8 +229,8 @@ class Simulation:
         if wall < self._next_look:
             return
         self._next_look = wall + LOOK_S
-        self.events.flush()
-        self.path.flush()
+        for writer in (self.events, self.path, *self.local_paths):
+            writer.flush()
         if self.stop() and not self.reason:
             self.reason = "stop"
 
@@ -236,7 +246,8 @@ class Simulation:
                 if step.computed_s <= end_s and not step.cancelled:
                     self._compute(step)
                     self._write(step)
-        self.events.close()
+        for writer in (self.events, *self.local_paths):
+            writer.close()
         self.path.finish(self.store.version, self.store.params)
 
 

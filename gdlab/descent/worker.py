@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -60,11 +61,12 @@ class Worker:
             grad = cast(grad, self._reduce)
         return Push(self._rank, step, read.version, grad, loss, norm, scale, nonfinite, read.loss_scale)
 
-    def local_round(self, read: Read, step: int) -> Push:
+    def local_round(self, read: Read, step: int, visit: Callable[[int, torch.Tensor], None] | None = None) -> Push:
         """Return the push of one round of local SGD: the parameters after `period` steps of the worker's own.
 
         Step k of round r draws as step r * period + k does elsewhere. With a loss scale a step whose gradient is not
         finite is skipped. `loss`, `grad_norm` and `clip_scale` are the last step's, `nonfinite` the round's sum.
+        `visit` is shown (local steps taken, parameters) after each step; the tensor changes in place afterwards.
         """
         if self._updater is None:
             self._updater = Updater(self._exp, read.params, key=self._rank)
@@ -77,6 +79,8 @@ class Worker:
             bad += nonfinite
             if not (scaled and nonfinite):
                 updater.step(grad.to(updater.dtype), inner)
+            if visit is not None:
+                visit(inner + 1, updater.params)
         result = cast(updater.params, self._reduce)
         if result is updater.params:
             result = result.clone()
