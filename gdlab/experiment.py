@@ -237,7 +237,7 @@ class Experiment(Part):
             data[name] = {**part, field: value}
         for name, value in data.items():
             if isinstance(value, dict) and "kind" not in value and name in cls.model_fields:
-                default = {"clip": Clip, "network": Network, "precision": Precision}.get(name)
+                default: Any = {"clip": Clip, "network": Network, "precision": Precision}.get(name)
                 default = default or type(cls.model_fields[name].default)
                 data[name] = {"kind": default.__name__, **value}
         return cls(**data)
@@ -247,7 +247,7 @@ class Times:
     """Give the time in seconds of each step of each worker: the law's draw divided by the worker's speed."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._law = experiment.compute_time or Constant(VIRTUAL_STEP_S)
+        self._law = experiment.compute_time or Constant(value=VIRTUAL_STEP_S)
         self._seed, self._speed = experiment.seed, experiment.speed
         self._blocks: dict[int, tuple[int, np.ndarray]] = {}
 

@@ -17,7 +17,7 @@ class ExperimentError(ValueError):
 
 def knob(default: Any = ..., *, label: str, help: str, unit: str = "", group: str = "more", **bounds: Any) -> Any:
     """Declare a field once: its bounds, unit and words feed validation, widgets, command-line flags and docs."""
-    extra = {"label": label, "unit": unit, "group": group}
+    extra: dict[str, Any] = {"label": label, "unit": unit, "group": group}
     return Field(default, description=help, json_schema_extra=extra, **bounds)
 
 

@@ -81,7 +81,8 @@ def expected_step_time(law: Law, workers: int, backups: int = 0) -> float:
     # Mean = integral of P(T > x) dx = integral of P(T > e^t) e^t dt: smooth and vanishing at both ends, where the
     # plain sum of equally spaced points converges faster than any power of their spacing.
     low, high = float(law.ppf(1e-15)), float(law.ppf(1 - 1e-15))
-    t, spacing = np.linspace(math.log(max(low, 1e-12 * law.mean) * 1e-3), math.log(high * 4), 8001, retstep=True)
+    start = max(low, 1e-12 * law.mean) * 1e-3  # type: ignore[attr-defined]
+    t, spacing = np.linspace(math.log(start), math.log(high * 4), 8001, retstep=True)
     x = np.exp(t)
     return float(np.sum((1.0 - betainc(k, backups + 1, law.cdf(x))) * x) * spacing + x[0])
 

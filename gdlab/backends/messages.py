@@ -89,7 +89,7 @@ class Channel:
         if length > _HEADER.size:
             tensor = torch.frombuffer(into, dtype=_DTYPES[int(header[-1])], offset=_HEADER.size,
                                       count=(length - _HEADER.size) // _DTYPES[int(header[-1])].itemsize)
-        return Message(*header, tensor)
+        return Message(*header, tensor)  # type: ignore[call-arg]
 
     def buffer(self) -> bytearray:
         """Return a new buffer that any message fits in."""

@@ -44,7 +44,7 @@ class Job(NamedTuple):
     run: str
     """The run's name, the key under which its ranks meet."""
     role: str
-    index: int
+    index: int  # type: ignore[assignment]
     slot: int
     """Its slot in the heart."""
     timeout_s: float

@@ -95,7 +95,7 @@ class Network(Problem):
 
     def _output(self, call: Callable[..., Any], batch: Batch, dtype: torch.dtype) -> tuple[Any, tuple[Any, ...]]:
         *inputs, last = self._data.take(batch, dtype)
-        targets = (last,) if inputs else ()
+        targets: tuple[torch.Tensor, ...] = (last,) if inputs else ()
         if self.autocast is None:
             output = call(*(inputs or (last,)))
         else:

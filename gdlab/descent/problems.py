@@ -35,7 +35,7 @@ class Quadratic(Problem):
 
     def __init__(self, exp: Experiment, device: str = "cpu") -> None:
         super().__init__(exp, device)
-        spec: parts.Quadratic = exp.problem
+        spec: parts.Quadratic = exp.problem  # type: ignore[assignment]
         self.size = len(spec.start)
         self._at = spec.start
         self._curvature = torch.tensor(spec.eigenvalues, dtype=torch.float64, device=device).reshape(-1, self.size)
@@ -180,7 +180,7 @@ class LinearRegression(Problem):
     def __init__(self, exp: Experiment, device: str = "cpu") -> None:
         super().__init__(exp, device)
         self._noise = 0.0  # here the noise is the labels', not the gradient's
-        spec: parts.LinearRegression = exp.problem
+        spec: parts.LinearRegression = exp.problem  # type: ignore[assignment]
         self.size = spec.features
         draws = laws.generator(exp.seed, 0, 2, laws.INIT)
         truth = draws.standard_normal(spec.features)

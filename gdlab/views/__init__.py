@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from gdlab.views.grad_norm import grad_norm
 from gdlab.views.loss import loss
@@ -12,7 +14,7 @@ from gdlab.views.style import themed
 from gdlab.views.timeline import timeline
 from gdlab.views.trajectory import trajectory
 
-VIEWS = {
+VIEWS: dict[str, Callable[..., Any]] = {
     "trajectory": trajectory,
     "loss": loss,
     "loss_seconds": partial(loss, clock="seconds"),

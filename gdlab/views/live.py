@@ -39,7 +39,7 @@ class Live(Protocol):
 
 def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str, Any]) -> dict[str, Live]:
     """Return the live form of each named view; raises ValueError for a name that is no view."""
-    makers = {
+    makers: dict[str, Any] = {
         "trajectory": lambda: TrajectoryLines(experiment, environment),
         "loss": lambda: LossLines(environment),
         "loss_seconds": lambda: LossLines(environment, "seconds"),
@@ -144,7 +144,9 @@ class TrajectoryLines:
         """Return what a new surface, or the first row of the path, changes beside the lines."""
         x, y = self._points(np.array([0]))
         titles = trajectory.axis_titles(self._parameters, self._surface)
-        axes = {axis: {"title": {"text": title}} for axis, title in zip(("xaxis", "yaxis"), titles, strict=True)}
+        axes = trajectory.ranges_of(self._surface)
+        for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
+            axes[axis] = {"title": {"text": title}, **axes.get(axis, {})}
         ops: list[dict[str, Any]] = [
             {"op": "relayout", "layout": {"annotations": [], **axes}},
             {"op": "replace", "trace": trajectory.START, "x": x, "y": y},
