@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 hypothesis.settings.register_profile("gdlab", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("gdlab")
 
+# One thread, as in every rank: small tensors take many times longer with more on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Every process that a test starts, however far removed, inherits this: what is left of them can be
 # found among all the processes of a shared machine.
 SESSION = "GDLAB_TEST_SESSION"
