@@ -266,9 +266,11 @@ def test_a_link_brings_its_settings_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert here.experiment == gd.Experiment()
 
 
-@pytest.mark.parametrize("query, said", [("workers=abc", "workers"), ("nonsense=1", "nonsense"), ("strategy=Magic", "strategy"),
-                                         ("workers.x=1", "workers"), ("optimizer.lr=nan", "lr")])  # fmt: skip
-def test_a_bad_link_is_explained_in_one_sentence_and_the_defaults_hold(query: str, said: str, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("query, said", [
+    ("workers=abc", "workers"), ("nonsense=1", "nonsense"), ("strategy=Magic", "strategy"),
+    ("workers.x=1", "workers"), ("optimizer.lr=nan", "lr"),
+])  # fmt: skip
+def test_a_bad_link_is_explained_in_one_sentence_and_defaults_hold(query: str, said: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("QUERY_STRING", query)
     playground = Playground(SMALL)
     assert playground.experiment == SMALL and playground.controls.tone == "error"
