@@ -12,7 +12,6 @@ import queue
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -151,7 +150,7 @@ class Launcher:
             _complete_environment(run, placement, facts)
             options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
                        "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
-            self._send(supervision.request(sys.path, os.getcwd(), options))
+            self._send(supervision.request(options))
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:

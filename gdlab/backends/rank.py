@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gdlab.backends.failures import PeerLost
 from gdlab.backends.group import Group
 from gdlab.backends.heart import Heart, Slot
 from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
@@ -144,6 +145,10 @@ def main(job: Job) -> None:
     """Be one rank."""
     rank = Rank(job)
     if job.options["server"]:
-        rank.work()
+        try:
+            rank.work()
+        except PeerLost:
+            if not rank.heart.reason:
+                raise  # Else the server has ended the run and did not wait for a long gradient.
     else:
         rank.descend()

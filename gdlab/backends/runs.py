@@ -69,7 +69,8 @@ class Run:
         failure = self._failure
         if failure is None:
             return None
-        error = RankFailed(failure.sentence(), failure.rank, failure.what, failure.kind, self.trace)
+        cause = f"timeout: {failure.what}" if failure.kind == "timeout" else failure.what
+        error = RankFailed(failure.sentence(), failure.rank, cause, failure.kind, self.trace)
         if failure.traceback:
             error.__cause__ = RemoteError(failure.traceback)
         return error

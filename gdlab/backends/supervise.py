@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ SETTLE_S = {"signal": 0.05, "exception": 0.1, "timeout": 0.0, "peer": 0.4}
 WAITING_S = 0.4
 """From when on it is worth saying who is waited for."""
 LOOK_S = 0.1
+SLOW = 5.0
 
 
 class Supervision:
@@ -33,6 +35,7 @@ class Supervision:
 
     def __init__(self, run: Run, crew: Crew, send: Callable[[dict[str, Any]], None]):
         self.run, self.crew = run, crew
+        self._path, self._cwd = list(sys.path), os.getcwd()
         self._send = send
         self._slots = {name: run.heart.slot(at) for at, name in enumerate(crew.names)}
         self._living: set[str] = set()
@@ -41,6 +44,7 @@ class Supervision:
         self._hung: str | None = None
         self._kill_at: list[tuple[float, int, tuple[str, ...]]] = []
         self._stopping = False
+        self._patience_ends = 0.0
         self._next_look = 0.0
         self._started = False
 
@@ -48,13 +52,13 @@ class Supervision:
     def asked_to_stop(self) -> bool:
         return self.run._stop_asked_at is not None
 
-    def request(self, path: list[str], cwd: str, options: dict[str, Any]) -> dict[str, Any]:
+    def request(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return what the zygote is asked."""
         self._started = True
         self.run._message = f"starting {self._people()}"
-        return {"op": "start", "run": self.run.run_id, "folder": str(self.run.folder), "cwd": cwd, "path": path,
-                "timeout_s": self.run.timeout_s, "options": options, "processes": self.crew.processes,
-                "links": self.crew.links, "listen": self.crew.listen}
+        return {"op": "start", "run": self.run.run_id, "folder": str(self.run.folder),
+                "cwd": self._cwd, "path": self._path, "timeout_s": self.run.timeout_s, "options": options,
+                "processes": self.crew.processes, "links": self.crew.links, "listen": self.crew.listen}
 
     def started(self, pids: dict[str, int]) -> None:
         self.run._pids = pids
@@ -99,7 +103,10 @@ class Supervision:
             if not self._stopping:
                 self._stopping = True
                 self.run._message = "stopping"
-                self._kill_at = [(now + GRACE_S, signal.SIGKILL, tuple(self.crew.names))]
+                self._patience_ends = self.run._stop_asked_at + GRACE_S
+            if now >= self._patience_ends:
+                self._signal(signal.SIGKILL, *self._living)
+                self._patience_ends = now + LOOK_S
             return not self._living and bool(self.run._pids) and self._end("stopped", "stop")
         if self.run._pids and not self._living:
             return self._end("done", self.run.heart.reason)
@@ -116,18 +123,24 @@ class Supervision:
         if not self._living:
             return
         limit = self.run.timeout_s
-        silent = [name for name in self.crew.names if name in self._living
-                  and now - self._slots[name].last_beat > (limit if name != "evaluator0" else 5 * limit)]
-        guilty = [name for name in silent if self._slots[name].phase != "communicating"]
+        silent = [name for name in self.crew.names
+                  if name in self._living and now - self._slots[name].last_beat > limit]
+        guilty = [name for name in silent if _is_halted(self.run._pids[name])]
+        guilty += [name for name in silent if self._slots[name].phase != "communicating"
+                   and now - self._slots[name].last_beat > limit * self._patience(name)]
         if not guilty and silent:
-            # All sit in a collective: who is halted, or behind the others, or came with something else.
-            guilty = [name for name in silent if _is_halted(self.run._pids[name])] or self._behind(silent)
-            if not guilty and now - max(self._slots[name].last_beat for name in silent) < limit + 1.0:
-                return  # The collective's own timeout is about to speak.
+            # All sit in a collective: who is behind the others, or came with something else?
+            guilty = self._behind([name for name in silent if self._slots[name].phase == "communicating"])
         if guilty:
             self._silent(guilty[0], now)
 
+    def _patience(self, name: str) -> float:
+        """Return how many timeouts a process may be silent: the first data and a last evaluation can take long."""
+        return SLOW if name == "evaluator0" or self._slots[name].phase == "starting" else 1.0
+
     def _behind(self, names: list[str]) -> list[str]:
+        if not names:
+            return []
         last = max(self._slots[name].sequence for name in names)
         behind = [name for name in names if self._slots[name].sequence < last]
         if behind:
@@ -212,8 +225,8 @@ class Supervision:
     def _end(self, how: str, reason: str) -> bool:
         """Write how it ended, and let go whoever waits for it."""
         run = self.run
-        if how == "stopped" and run.heart.reason not in ("", "stop") and not self._stopping:
-            how, reason = "done", run.heart.reason
+        if how == "stopped" and run.heart.reason not in ("", "stop"):
+            how, reason = "done", run.heart.reason  # Asked for when only the evaluator was left.
         ranks = [slot for name, slot in self._slots.items() if name.startswith("rank")]
         ended: dict[str, Any] = {"how": how, "reason": reason, "updates": self._version(),
                                  "overruns": sum(slot.overruns for slot in ranks)}
