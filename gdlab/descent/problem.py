@@ -34,7 +34,7 @@ class Problem:
         self._seed = exp.seed
         self._start_dtype = torch.float64 if exp.precision.weights == "fp64" else torch.float32
         self._noise = float(getattr(exp.problem, "noise", 0.0))
-        self._noise_blocks: dict[int, tuple[int, torch.dtype, torch.Tensor]] = {}
+        self._noise_blocks: dict[int, tuple[int, torch.dtype, tuple[torch.Tensor, ...]]] = {}
 
     def initial(self) -> torch.Tensor:
         """Return the start as a new flat tensor (size,): fp64 where the weights are, else fp32; the same everywhere."""
@@ -74,6 +74,7 @@ class Problem:
         kept = self._noise_blocks.get(worker)
         if kept is None or kept[0] != block or kept[1] != gradient.dtype:
             draws = laws.generator(self._seed, worker, block, laws.NOISE).standard_normal((length, self.size))
-            kept = (block, gradient.dtype, torch.from_numpy(draws * self._noise).to(self.device, gradient.dtype))
+            rows = torch.from_numpy(draws * self._noise).to(self.device, gradient.dtype).unbind()
+            kept = (block, gradient.dtype, rows)
             self._noise_blocks[worker] = kept
         return gradient.add_(kept[2][row], alpha=loss_scale)

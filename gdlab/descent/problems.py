@@ -115,7 +115,8 @@ class Plane(Problem):
                  ) -> tuple[float, torch.Tensor]:
         x, y = flat.unbind()
         slope = torch.stack(self._slope(x, y, loss_scale))
-        return self.loss(flat, worker, step).item(), self._noisy(slope, worker, step, loss_scale)
+        loss = self.loss(flat, worker, step) if flat.dtype in HALF else self._value(x, y)
+        return loss.item(), self._noisy(slope, worker, step, loss_scale)
 
     def objective(self, flat: torch.Tensor) -> float:
         return self._value(*flat.double().unbind()).item()
