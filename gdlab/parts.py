@@ -247,6 +247,13 @@ class Precision(Part):
             raise ValueError(f"{value!r} is no loss scale: it must be a number above 0 and at most 2^60")
         return value
 
+    @model_validator(mode="after")
+    def _one_remedy(self) -> Precision:
+        if self.compensated and self.rounding == "stochastic":
+            raise ValueError("compensated updates carry over what rounding to nearest loses, so they do not go "
+                             "together with stochastic rounding: choose one of the two")
+        return self
+
     @classmethod
     def named(cls, name: str) -> Precision:
         """Return the precision of a short name; raises ExperimentError for an unknown one."""

@@ -24,7 +24,8 @@ PROBLEMS = st.one_of(
 PRECISIONS = st.one_of(
     st.sampled_from(["fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mixed_fp16", "mixed_bf16"]),
     st.builds(gd.Precision, st.sampled_from(["fp16", "Float(5, 2)"]), rounding=st.just("stochastic"),
-              loss_scale=st.sampled_from([None, "dynamic", 1024.0]), compensated=st.booleans()))
+              loss_scale=st.sampled_from([None, "dynamic", 1024.0])),
+    st.builds(gd.Precision, compensated=st.booleans()))
 CLIPS = st.one_of(st.none(), st.floats(0.001, 100), st.builds(gd.Clip, value=st.floats(0.1, 9)),
                   st.builds(gd.Clip, adaptive=st.floats(0.1, 9), where=st.just("average")))
 

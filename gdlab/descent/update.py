@@ -12,7 +12,6 @@ from gdlab import laws, parts
 from gdlab.descent.arithmetic import NATIVE, cast, wider
 from gdlab.experiment import Experiment
 from gdlab.formats import compensated_add, round_to
-from gdlab.part import ExperimentError
 
 
 class Updater:
@@ -24,17 +23,12 @@ class Updater:
     stochastic: the step in a wider scratch tensor, then rounded up or down at random, right on average (Croci et al.
     2022, doi:10.1098/rsos.211631);
     compensated: the update alone in a wider scratch, added by Kahan's summation, which carries over what was lost.
-
-    Raises ExperimentError for stochastic and compensated together.
     """
 
     def __init__(self, exp: Experiment, start: torch.Tensor, key: int) -> None:
         precision = exp.precision
         self._format, self._seed, self._key = precision.weights, exp.seed, key
         self._stochastic, self._compensated = precision.rounding == "stochastic", precision.compensated
-        if self._stochastic and self._compensated:
-            raise ExperimentError("precision: compensated updates carry over what rounding to nearest loses, so they "
-                                  "do not go together with stochastic rounding: choose one of the two.")
         self.params = cast(start, self._format).clone()
         own = not (self._stochastic or self._compensated)
         self._work = self.params if own else torch.zeros_like(self.params, dtype=wider(self._format))
