@@ -1,0 +1,212 @@
+"""The dashboard as a person uses it: turn a knob, press Run, watch, press Stop, close the tab; nothing is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from servers import Server, wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+POINTS = """(name) => (document.querySelector(`.gd-figure-${name} .js-plotly-plot`)?.data ?? [])
+    .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
+HIDDEN_OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+def ranks(server: Server) -> list[psutil.Process]:
+    """Return the processes that compute: what the kernels' own children (the zygotes) have started."""
+    found: list[psutil.Process] = []
+    for kernel in server.kernels():
+        try:
+            for child in kernel.children():
+                found += [p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def open_lab(page: Any, server: Server, query: str = "", lab: str = "00_start") -> Any:
+    page.goto(f"{server.url}/voila/render/{lab}.ipynb?{query}")
+    page.get_by_role("button", name="Run", exact=True).wait_for(timeout=90_000)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+    return page
+
+
+def knob(page: Any, label: str) -> Any:
+    return page.get_by_role("textbox", name=re.compile(rf"^{label}"))
+
+
+def set_knob(page: Any, label: str, text: str) -> None:
+    knob(page, label).fill(text)
+    knob(page, label).press("Enter")
+
+
+def status(page: Any) -> str:
+    return page.locator(".gd-status").inner_text()
+
+
+def press(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def finish(page: Any, timeout_s: float = 60) -> None:
+    page.wait_for_function("() => !document.querySelector('.gd-run').disabled", timeout=1000 * timeout_s)
+
+
+def close(page: Any) -> None:
+    """Close the tab as a person does: with the page's last words, which Playwright leaves out unless asked."""
+    page.close(run_before_unload=True)
+
+
+def test_a_knob_a_run_a_stop_and_a_closed_tab(page: Any, dashboard: Server, artifacts: Path) -> None:
+    open_lab(page, dashboard)
+    set_knob(page, "Workers", "3")
+    set_knob(page, "Updates", "100000")
+    page.get_by_label("Step time", exact=True).select_option("Constant")
+    wait_until(lambda: "3 real worker processes" in status(page), 10, "the knob arrived in the kernel")
+    assert not ranks(dashboard)
+    press(page, "Run")
+    wait_until(lambda: len(ranks(dashboard)) >= 3, 40, "three worker processes were started")
+    first = wait_until(lambda: page.evaluate(POINTS, "loss"), 40, "the first points are drawn")
+    wait_until(lambda: page.evaluate(POINTS, "loss") > first + 20, 30, "the figure goes on growing")
+    page.screenshot(path=artifacts / "dashboard-while-running.png", full_page=True)
+    press(page, "Stop")
+    wait_until(lambda: not ranks(dashboard), 10, "no worker process is left")
+    finish(page)
+    assert "top" in status(page) and page.locator(".gd-history tbody tr").count() == 1
+    close(page)
+    wait_until(lambda: not dashboard.kernels(), 20, "the kernel has gone with its tab")
+    assert not page.problems
+
+
+def test_a_reload_in_the_middle_of_a_run_leaves_no_process(page: Any, dashboard: Server) -> None:
+    open_lab(page, dashboard)
+    set_knob(page, "Updates", "100000")
+    press(page, "Run")
+    before = wait_until(lambda: {p.pid for p in ranks(dashboard)}, 40, "the workers run")
+    page.reload()
+    wait_until(lambda: not before & {p.pid for p in ranks(dashboard)}, 20, "the old workers have gone")
+    page.get_by_role("button", name="Run", exact=True).wait_for(timeout=90_000)
+    wait_until(lambda: len(dashboard.kernels()) == 1, 20, "the old kernel has gone")
+    close(page)
+    wait_until(lambda: not dashboard.kernels(), 20, "the kernel has gone with its tab")
+
+
+def test_a_dead_kernel_takes_its_workers_along_and_the_page_says_so(page: Any, dashboard: Server) -> None:
+    open_lab(page, dashboard)
+    set_knob(page, "Updates", "100000")
+    press(page, "Run")
+    workers = wait_until(lambda: ranks(dashboard), 40, "the workers run")
+    dashboard.kernels()[0].kill()
+    gone, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    page.get_by_role("alert").filter(has_text="kernel does not answer").wait_for(timeout=40_000)
+    close(page)
+
+
+def test_bad_texts_are_explained_and_nothing_is_lost(page: Any, dashboard: Server) -> None:
+    open_lab(page, dashboard)
+    set_knob(page, "Learning rate", "0.05")
+    for text in ("abc", "-1", "1000000000", "1.5", "0"):
+        set_knob(page, "Workers", text)
+        wait_until(lambda text=text: f"'{text}' cannot be" in status(page), 10, f"workers {text} is explained")
+        assert "whole number from 1 to 100,000" in status(page) and knob(page, "Workers").input_value() == text
+    press(page, "Run")
+    wait_until(lambda: "Not started" in status(page), 10, "Run is refused")
+    assert knob(page, "Workers").get_attribute("aria-invalid") == "true"
+    assert knob(page, "Learning rate").input_value() == "0.05"
+    set_knob(page, "Workers", "2")
+    wait_until(lambda: "2 real worker processes" in status(page), 10, "a good text mends it")
+    assert not dashboard.workers() or not ranks(dashboard)
+    close(page)
+
+
+def test_a_link_opens_the_same_settings_and_a_bad_one_is_explained(
+        new_page: Callable[..., Any], dashboard: Server) -> None:  # fmt: skip
+    page = open_lab(new_page(), dashboard)
+    set_knob(page, "Workers", "5")
+    page.get_by_label("Strategy", exact=True).select_option("Async")
+    wait_until(lambda: "5 real worker processes" in status(page), 10, "the knobs arrived")
+    press(page, "Copy link")
+    link = page.get_by_label("Link to these settings").input_value()
+    assert link.startswith(dashboard.url) and "workers=5" in link
+    page.goto(link)
+    page.get_by_role("button", name="Run", exact=True).wait_for(timeout=90_000)
+    wait_until(lambda: knob(page, "Workers").input_value() == "5", 20, "the settings are back")
+    assert page.get_by_label("Strategy", exact=True).input_value() == "Async"
+    open_lab(page, dashboard, "workers=abc")
+    assert "The link cannot be followed" in status(page) and knob(page, "Workers").input_value() == "4"
+    assert "Traceback" not in page.content()
+    close(page)
+
+
+def test_files_are_saved_from_the_page(page: Any, dashboard: Server, tmp_path: Path) -> None:
+    open_lab(page, dashboard, "problem=Quadratic&workers=2&updates=20")
+    press(page, "Run")
+    finish(page)
+    wait_until(lambda: page.get_by_role("button", name="CSV").is_enabled(), 20, "there is something to save")
+    for button, start in (("CSV", b"worker,"), ("Parquet", b"PAR1"), ("HTML", b"<!doctype"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as started:
+            press(page, button)
+        started.value.save_as(tmp_path / button)
+        assert (tmp_path / button).read_bytes().startswith(start)
+    close(page)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_after_runs_nothing_overflows_in_either_theme(
+        theme: str, new_page: Callable[..., Any], dashboard: Server, artifacts: Path) -> None:  # fmt: skip
+    page = open_lab(new_page(), dashboard, f"theme={theme}&updates=60&workers=2")
+    press(page, "Run")
+    finish(page)
+    page.get_by_label("Strategy", exact=True).select_option("Async")
+    press(page, "Run")
+    page.wait_for_function("() => document.querySelectorAll('.gd-history tbody tr').length === 2", timeout=60_000)
+    finish(page)
+    for width, height in ((1280, 1750), (700, 3600)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(800)
+        page.screenshot(path=artifacts / f"dashboard-{theme}-{width}.png")
+        assert page.evaluate(HIDDEN_OVERFLOW) == 0
+        for plot in page.locator(".js-plotly-plot").all():
+            box = plot.bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    page.set_viewport_size({"width": 1280, "height": 900})
+    run = page.get_by_role("button", name="Run", exact=True).bounding_box()
+    assert run["y"] + run["height"] < 400, "a newcomer sees Run without scrolling"
+    assert not page.problems
+    close(page)
+
+
+def test_a_lesson_shows_its_run_and_only_its_knobs(page: Any, dashboard: Server, artifacts: Path) -> None:
+    open_lab(page, dashboard, lab="03_staleness")
+    wait_until(lambda: page.evaluate(POINTS, "loss") > 100, 20, "the lesson's own run is drawn")
+    assert page.locator(".gd-figure").count() == 2
+    labels = page.locator(".gd-row label").all_inner_texts()
+    assert labels[0].startswith("Workers") and len(labels) == 4
+    page.screenshot(path=artifacts / "lesson-03.png", full_page=True)
+    assert not page.problems
+    close(page)
+
+
+@pytest.mark.slow
+def test_a_crashed_browser_stops_the_workers(chromium: str, dashboard: Server) -> None:
+    from conftest import CHROMIUM_FLAGS
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        page = opened.new_page()
+        open_lab(page, dashboard)
+        set_knob(page, "Updates", "1000000")
+        press(page, "Run")
+        wait_until(lambda: ranks(dashboard), 40, "the workers run")
+        for process in psutil.Process().children(recursive=True):
+            if "chrom" in process.name() and "--headless" in " ".join(process.cmdline()):
+                process.kill()
+        wait_until(lambda: not ranks(dashboard), 90, "the heartbeat's silence stopped the workers")
