@@ -32,9 +32,8 @@ def made(folder: Path, experiment: gd.Experiment | None = None, updates: int = 6
     path = PathWriter(folder, parameters, "<f4", updates)
     write_version(path, full if losses else None, 0, at[0], basis, parameters)
     clock, read, step, version = np.zeros(n), np.zeros(n, int), np.zeros(n, int), 0
-    push = 0
+    push, length = 0, rng.exponential(0.04, n) + 0.01
     while version < updates:
-        length = rng.exponential(0.04, n) + 0.01
         if asynchronous:
             order = [int(np.argmin(clock + length))]
         else:
@@ -57,6 +56,7 @@ def made(folder: Path, experiment: gd.Experiment | None = None, updates: int = 6
             events.release(worker, int(step[worker]), applied + 0.002)
             clock[worker], step[worker] = applied + 0.002, step[worker] + 1
             push += 1
+            length[worker] = rng.exponential(0.04) + 0.01
         version += 1
         at.append(at[-1] - 0.008 * np.mean(gradients, axis=0))
         write_version(path, full if losses else None, version, at[-1], basis, parameters)

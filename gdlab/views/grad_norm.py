@@ -35,7 +35,7 @@ def grad_norm(trace: Trace) -> go.Figure:
     drawn = left[0].size + clipped[0].size
     style.annotated(fig, None if drawn or bad.size else style.message(NOTHING))
     fig.layout.update(style.remark(fig, not_finite(bad.size, bad)))
-    words = [f"{pushes.size} gradients", f"{clipped[0].size} clipped", f"{bad.size} not finite"]
+    words = [f"{drawn + bad.size} gradients", f"{clipped[0].size} clipped", f"{bad.size} not finite"]
     if drawn:
         norms = np.concatenate([left[1], clipped[1]])
         words.append(f"median norm {np.median(norms):.3g}, largest {norms.max():.3g}")
@@ -65,8 +65,8 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
         where = "" if clip.where == "worker" else " (on the average)"
         fig.add_hline(clip.norm, line=dict(color=style.INK, width=1.5, dash="dash"))
         style.annotated(fig, dict(
-            text=f"clip at {clip.norm:g}{where}", showarrow=False, xref="paper", x=0, y=np.log10(clip.norm),
-            xanchor="left", yanchor="bottom", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
+            text=f"clip at {clip.norm:g}{where}", showarrow=False, xref="paper", x=1, y=np.log10(clip.norm),
+            xanchor="right", yanchor="bottom", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
         ))
     return fig
 
@@ -74,8 +74,8 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
 def split(pushes: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray], np.ndarray]:
     """Return (x, y) of the norms left alone, (x, y) of the clipped ones, and the versions of those not finite."""
     norm, version = pushes["grad_norm"].astype(np.float64), pushes["read_version"].astype(np.float64)
-    bad = ~np.isfinite(norm) | (pushes["nonfinite"] > 0)
-    drawn = ~bad & (norm > 0.0)
+    bad = np.isinf(norm) | (pushes["nonfinite"] > 0)
+    drawn = ~bad & (norm > 0.0)  # a gradient that was cancelled before it was computed has no norm
     clipped = drawn & (pushes["clip_scale"] < 1.0)
     alone = drawn & ~clipped
     return (version[alone], norm[alone]), (version[clipped], norm[clipped]), pushes["read_version"][bad]

@@ -8,7 +8,6 @@ starts anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,11 +19,25 @@ from gdlab.views.grad_norm import GradNormPoints
 from gdlab.views.loss import LossLines
 from gdlab.views.staleness import StalenessBars
 from gdlab.views.timeline import TimelineBars
+from gdlab.views.trajectory import (
+    NO_PLANE,
+    NOTHING,
+    NOW,
+    PATH,
+    READS,
+    START,
+    SURFACE,
+    Plane,
+    axis_titles,
+    base,
+    contours_of,
+    ranges_of,
+    reads_of,
+    walks_alone,
+)
 
 if TYPE_CHECKING:
     from gdlab.experiment import Experiment
-
-trajectory = import_module("gdlab.views.trajectory")  # in the package that name is the function
 
 
 class Live(Protocol):
@@ -63,7 +76,7 @@ class TrajectoryLines:
     def __init__(self, experiment: Experiment, environment: Mapping[str, Any]) -> None:
         self._experiment, self._environment = experiment, environment
         self._parameters, self._surface = 0, None
-        self._plane = trajectory.Plane(0, None)
+        self._plane = Plane(0, None)
         self._versions = Thinned(columns=1, limit=1000)
         self._rows: dict[int, np.ndarray] = {}  # parameters of the versions that may still be drawn
         self._recent = np.empty(0, np.int64)
@@ -71,10 +84,10 @@ class TrajectoryLines:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
-        return style.annotated(self._base(), style.message(trajectory.NOTHING))
+        return style.annotated(self._base(), style.message(NOTHING))
 
     def _base(self) -> go.Figure:
-        return trajectory.base(self._experiment, self._environment, self._parameters or 2, self._surface)
+        return base(self._experiment, self._environment, self._parameters or 2, self._surface)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
@@ -89,7 +102,7 @@ class TrajectoryLines:
         moved = self._read(chunk.pushes)
         if chunk.surface is not None or (versions.size and not self._plane.known):
             self._surface = chunk.surface if chunk.surface is not None else self._surface
-            self._plane = trajectory.Plane(self._parameters, self._surface)
+            self._plane = Plane(self._parameters, self._surface)
             if not self._plane.known:
                 return ops
             whole, new, moved = True, self._versions.kept, list(self._reads)
@@ -98,19 +111,19 @@ class TrajectoryLines:
             return ops
         x, y = self._points(new[0])
         if x.size:
-            ops.append({"op": "replace" if whole else "extend", "trace": trajectory.PATH, "x": x, "y": y})
+            ops.append({"op": "replace" if whole else "extend", "trace": PATH, "x": x, "y": y})
         x, y = self._points(self._recent[-1:])
-        ops.append({"op": "replace", "trace": trajectory.NOW, "x": x, "y": y})
+        ops.append({"op": "replace", "trace": NOW, "x": x, "y": y})
         for worker in moved:
             x, y = self._points(self._reads[worker])
-            ops.append({"op": "replace", "trace": trajectory.READS + worker, "x": x, "y": y})
+            ops.append({"op": "replace", "trace": READS + worker, "x": x, "y": y})
         return ops if versions.size or chunk.pushes.size or chunk.surface is not None else []
 
     def _room(self, most: int) -> int:
         return int(np.clip(self._HELD_BYTES / (4 * max(self._parameters, 1)), 16, most))
 
     def _waiting(self) -> list[dict[str, Any]]:
-        return [] if self._parameters <= 2 or self._plane.known else [style.message(trajectory.NO_PLANE)]
+        return [] if self._parameters <= 2 or self._plane.known else [style.message(NO_PLANE)]
 
     def _hold(self, versions: np.ndarray, path: np.ndarray) -> None:
         """Keep the parameters of the thinned path and of the latest versions, and of no other."""
@@ -126,8 +139,10 @@ class TrajectoryLines:
 
     def _read(self, pushes: np.ndarray) -> list[int]:
         moved = []
+        if walks_alone(self._experiment):
+            return moved  # the thin lines are then the workers' own steps, which are drawn at the end
         for worker in range(min(self._experiment.workers, style.MAX_WORKERS)):
-            read = trajectory.reads_of(pushes, worker)[-self._TAIL :]
+            read = reads_of(pushes, worker)[-self._TAIL :]
             if read.size:
                 known = self._reads.get(worker, np.empty(0, np.int64))
                 self._reads[worker] = np.concatenate([known, read])[-self._TAIL :]
@@ -143,13 +158,13 @@ class TrajectoryLines:
     def _redraw(self) -> list[dict[str, Any]]:
         """Return what a new surface, or the first row of the path, changes beside the lines."""
         x, y = self._points(np.array([0]))
-        titles = trajectory.axis_titles(self._parameters, self._surface)
-        axes = trajectory.ranges_of(self._surface)
+        titles = axis_titles(self._parameters, self._surface)
+        axes = ranges_of(self._surface)
         for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
             axes[axis] = {"title": {"text": title}, **axes.get(axis, {})}
         ops: list[dict[str, Any]] = [
             {"op": "relayout", "layout": {"annotations": [], **axes}},
-            {"op": "replace", "trace": trajectory.START, "x": x, "y": y},
+            {"op": "replace", "trace": START, "x": x, "y": y},
         ]
-        contours = trajectory.contours_of(self._surface)
-        return [*ops, {"op": "replace", "trace": trajectory.SURFACE, **contours}] if contours else ops
+        contours = contours_of(self._surface)
+        return [*ops, {"op": "replace", "trace": SURFACE, **contours}] if contours else ops

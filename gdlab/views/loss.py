@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Clock = Literal["updates", "seconds"]
 _QUESTION = {"updates": "How fast does the loss fall per update?", "seconds": "How fast does the loss fall in time?"}
-_RUN_COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY)
+RUN_COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY)
 NOTHING = "No loss has been evaluated yet."
 
 
@@ -58,8 +58,8 @@ def base(clock: Clock, environments: Sequence[Mapping[str, Any]], names: Sequenc
     fig = style.figure(_QUESTION[clock], x, "loss", *(style.caption(environment) for environment in environments))
     alone = len(names) == 1
     for index, name in enumerate(names):
-        colour = _RUN_COLOURS[index % len(_RUN_COLOURS)]
-        dash = style.DASHES[index // len(_RUN_COLOURS) % len(style.DASHES)]
+        colour = RUN_COLOURS[index % len(RUN_COLOURS)]
+        dash = style.DASHES[index // len(RUN_COLOURS) % len(style.DASHES)]
         fig.add_scatter(
             mode="markers", marker=dict(size=4, color=style.SKY if alone else colour, opacity=0.5 if alone else 0.2),
             name="a worker's mini-batch", showlegend=alone, legendgroup=str(index), hoverinfo="skip", x=[], y=[],
@@ -83,7 +83,8 @@ def batch_points(pushes: np.ndarray, clock: Clock) -> tuple[np.ndarray, np.ndarr
 def not_finite(pushes: np.ndarray, versions: np.ndarray, losses: np.ndarray, name: str = "") -> str:
     """Say from which update on the loss was not finite, or return an empty text."""
     whole = np.asarray(versions)[np.isinf(losses)]
-    batch = pushes["read_version"][~np.isfinite(pushes["loss"])]
+    computed = np.isfinite(pushes["computed_s"])  # else it was cancelled: it has no loss
+    batch = pushes["read_version"][~np.isfinite(pushes["loss"]) & computed]
     text = ""
     if whole.size:
         text = f"The loss is not finite from update {whole.min()} on."
@@ -120,6 +121,8 @@ class LossLines:
         self._clock = clock
         self._line, self._points = Thinned(limit=1000), Thinned(limit=800)
         self._times = Thinned(limit=4000)
+        self._newest = 0.0  # the newest version whose time is known
+        self._waiting = np.empty((2, 0))  # losses of later versions
         self._latest, self._log, self._empty, self._bad = -np.inf, True, True, ""
         self._base = base(clock, [environment], [""])
 
@@ -136,8 +139,11 @@ class LossLines:
         if self._clock == "seconds":
             applied = chunk.pushes[chunk.pushes["version"] > 0]
             self._times.add(applied["version"], applied["applied_s"])
+            self._newest = max(self._newest, float(applied["version"].max(initial=0)))
         versions, losses = np.asarray(chunk.losses["version"], np.float64), np.asarray(chunk.losses["loss"], np.float64)
         bad = not_finite(chunk.pushes, chunk.losses["version"], losses)
+        if self._clock == "seconds":
+            versions, losses = self._with_time(versions, losses)
         at = self._seconds(versions) if self._clock == "seconds" else versions
         keep = np.isfinite(losses) & np.isfinite(at)
         at, losses = at[keep], losses[keep]
@@ -152,9 +158,16 @@ class LossLines:
             ops += extend(1, whole, columns)
         return ops + self._layout(min(lowest), bad)
 
+    def _with_time(self, versions: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Hold back the losses of versions whose time is not known yet."""
+        whole = np.concatenate([self._waiting, np.stack([versions, losses])], axis=1)
+        known = whole[0] <= self._newest
+        self._waiting = whole[:, ~known]
+        return whole[0, known], whole[1, known]
+
     def _seconds(self, versions: np.ndarray) -> np.ndarray:
         """Interpolate the time of each version between those that are kept."""
-        order = np.argsort(self._times.kept[0], kind="stable")
+        order = np.lexsort(self._times.kept[::-1])  # of several ranks' records of one version the latest comes last
         known, seconds = np.append(0.0, self._times.kept[0][order]), np.append(0.0, self._times.kept[1][order])
         return np.interp(versions, known, np.maximum.accumulate(seconds))
 

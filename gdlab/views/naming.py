@@ -38,7 +38,7 @@ def what_differs(experiments: Sequence[Any], clocks: Sequence[str] = ()) -> list
 def _difference(part: Any, name: str, values: Sequence[Any]) -> list[str]:
     """Return a text for each value of one field; parts of one class are compared field by field."""
     classes = {type(value) for value in values}
-    if len(classes) == 1 and hasattr(values[0], "model_fields") and not getattr(values[0], "name", None):
+    if len(classes) == 1 and hasattr(type(values[0]), "model_fields") and not getattr(values[0], "name", None):
         cls = classes.pop()
         fields = [f for f in cls.model_fields if any(getattr(v, f) != getattr(values[0], f) for v in values)]
         texts = [_difference(values[0], f, [getattr(v, f) for v in values]) for f in fields if f not in _LEFT_OUT]
@@ -80,4 +80,7 @@ def _short(value: Any) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1].rstrip(" ,") + "…"
+    if len(text) <= _MAX_CHARS:
+        return text
+    head = text[:_MAX_CHARS]
+    return (head[: head.rindex(", ")] if ", " in head else head) + ", …"

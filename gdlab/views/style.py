@@ -78,6 +78,7 @@ def caption(environment: Mapping[str, Any] | None) -> str:
     if env["clock"] == "virtual":
         return "Simulated (virtual time)" + (f": {_count(ranks, 'worker')}." if ranks else ".")
     cores, threads, device = env.get("cores"), env.get("threads"), str(env.get("device") or "cpu")
+    device = "cpu" if device == "auto" else device
     words = [_count(ranks, "rank") if ranks else "ranks"]
     if cores:
         words[0] += f" on {_count(cores, 'core')}"
@@ -87,8 +88,10 @@ def caption(environment: Mapping[str, Any] | None) -> str:
         words.append(f"{_count(threads, 'thread')} each")
     if device != "cpu":
         words.append(device)
-    words += [str(env["group_backend"])] if env.get("group_backend") else []
-    return f"Measured: {', '.join(words)}, wall clock."
+    if env.get("group_backend") not in (None, "", "none"):
+        words.append(str(env["group_backend"]))
+    note = str(env.get("note") or "").strip().rstrip(".")
+    return f"Measured: {', '.join(words)}, wall clock." + (f" {note[0].upper()}{note[1:]}." if note else "")
 
 
 def _count(number: Any, noun: str) -> str:
@@ -138,7 +141,7 @@ def workers_legend() -> dict[str, Any]:
 
 def log_axis() -> dict[str, Any]:
     """Return a logarithmic axis whose tick labels are all of one size."""
-    return dict(type="log", tickformat="~g")
+    return dict(type="log", tickformat="~g", nticks=4)  # so few that 1, 2 and 5 are chosen rather than 1 to 9
 
 
 def annotated(fig: go.Figure, *annotations: dict[str, Any] | None) -> go.Figure:

@@ -64,7 +64,7 @@ def _drops(experiment: Experiment) -> bool:
 
 def recent(pushes: np.ndarray, workers: int) -> np.ndarray:
     """Return the latest steps of all workers by start: those drawn, and the rest of their rounds."""
-    rows = pushes[np.isfinite(pushes["start_s"]) & np.isfinite(pushes["computed_s"])]
+    rows = pushes[np.isfinite(pushes["start_s"]) & np.isfinite(_computed(pushes))]
     return rows[np.argsort(rows["start_s"], kind="stable")][-max(2 * STEPS * MAX_ROWS, min(3 * workers, 6000)) :]
 
 
@@ -85,8 +85,13 @@ def window(rows: np.ndarray) -> list[float]:
 
 
 def _end(rows: np.ndarray) -> np.ndarray:
-    end = np.where(np.isfinite(rows["applied_s"]), rows["applied_s"], rows["computed_s"])
+    end = np.where(np.isfinite(rows["applied_s"]), rows["applied_s"], _computed(rows))
     return np.where(np.isfinite(rows["released_s"]), rows["released_s"], end)
+
+
+def _computed(rows: np.ndarray) -> np.ndarray:
+    """Return when each gradient was there, or when its computation was given up."""
+    return np.where(np.isfinite(rows["computed_s"]), rows["computed_s"], rows["released_s"])
 
 
 def segments(rows: np.ndarray, together: bool) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -95,7 +100,7 @@ def segments(rows: np.ndarray, together: bool) -> dict[int, tuple[np.ndarray, np
     `together`: an update needs the gradients of a whole round, so the wait is until the last of them was computed and
     the rest is communication. Else a gradient travels until it is applied, and then its worker may be held back.
     """
-    start, computed, end = rows["start_s"], rows["computed_s"], _end(rows)
+    start, computed, end = rows["start_s"], _computed(rows), _end(rows)
     dropped = rows["version"] < 0
     if together:
         _, group = np.unique(rows["version"], return_inverse=True)
@@ -109,7 +114,7 @@ def segments(rows: np.ndarray, together: bool) -> dict[int, tuple[np.ndarray, np
         _COMPUTE: (start, computed, ~dropped),
         before: (computed, middle, ~dropped),
         after: (middle, end, ~dropped),
-        _DROPPED: (start, computed, dropped),
+        _DROPPED: (start, end, dropped),
     }
     shown = np.zeros(rows.size, bool)
     shown[drawn(rows)] = True

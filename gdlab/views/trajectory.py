@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from gdlab.views import style
-from gdlab.views.downsample import every
+from gdlab.views.downsample import MAX_POINTS, every
 
 if TYPE_CHECKING:
     from gdlab.experiment import Experiment
@@ -27,8 +27,8 @@ _DECADES = 6.0
 def trajectory(trace: Trace) -> go.Figure:
     """Draw the path of the shared parameters over the loss, and a line through the points that each worker read.
 
-    Two parameters: their own plane. More: the plane of the path's first two principal components. One: the parameter
-    against the update.
+    Under local SGD the thin lines are the workers' own steps between two averagings. Two parameters: their own plane.
+    More: the plane of the path's first two principal components. One: the parameter against the update.
     """
     experiment, path, versions = trace.experiment, trace.path, np.asarray(trace.path_versions)
     rows = min(len(path), versions.size)
@@ -38,13 +38,19 @@ def trajectory(trace: Trace) -> go.Figure:
     if not rows or not plane.known:
         return style.annotated(fig, style.message(NO_PLANE if rows else NOTHING))
     fig.data[SURFACE].update(contours_of(surface))
+    fig.layout.update(ranges_of(surface))
     keep = every(rows)
     x, y = plane.project(path[keep], versions[keep])
     fig.data[PATH].update(x=x, y=y)
     fig.data[START].update(x=x[:1], y=y[:1])
     fig.data[NOW].update(x=x[-1:], y=y[-1:])
-    pushes = trace.pushes
+    pushes, alone = trace.pushes, trace.local_path if walks_alone(experiment) else {}
     for worker, line in enumerate(fig.data[READS:]):
+        if len(alone.get(worker, ())):
+            steps = alone[worker][every(len(alone[worker]), MAX_POINTS)]
+            x_own, y_own = plane.project(steps["x"], steps["version"])
+            line.update(x=x_own, y=y_own)
+            continue
         read = reads_of(pushes, worker)
         at = np.searchsorted(versions[:rows], read)
         at = at[(at < rows) & (versions[np.minimum(at, rows - 1)] == read)]
@@ -59,7 +65,8 @@ def base(
 ) -> go.Figure:
     """Return the empty figure: surface, path, start, current point, then a line a worker."""
     titles = axis_titles(parameters, surface)
-    captions = [style.caption(environment), "Thick: shared parameters, ○ to ★. Thin: each worker's reads."]
+    thin = "own steps" if walks_alone(experiment) else "reads"
+    captions = [style.caption(environment), f"Thick: shared parameters, ○ to ★. Thin: each worker's {thin}."]
     if parameters > 2:
         captions.append(f"The plane of the path's two main directions, of {parameters:,}.")
     if experiment.workers > style.MAX_WORKERS:
@@ -94,6 +101,11 @@ def base(
         )
     fig.layout.legend = style.workers_legend()
     return fig
+
+
+def walks_alone(experiment: Experiment) -> bool:
+    """Say whether workers take steps of their own between two averagings."""
+    return type(experiment.strategy).__name__ == "LocalSGD"
 
 
 def axis_titles(parameters: int, surface: Mapping[str, Any] | None) -> tuple[str, str]:
@@ -147,6 +159,13 @@ def contours_of(surface: Mapping[str, Any] | None) -> dict[str, Any]:
         x=np.asarray(surface["x"], np.float64), y=np.asarray(surface["y"], np.float64), z=z.astype(np.float32),
         colorbar=dict(tickvals=ticks, ticktext=words),
     )
+
+
+def ranges_of(surface: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the axes' ranges: the surface's own, so that a path that diverges leaves the picture as it is."""
+    if surface is None or np.size(surface["loss"]) == 0:
+        return {}
+    return {f"{axis}axis": {"range": [float(np.min(surface[axis])), float(np.max(surface[axis]))]} for axis in "xy"}
 
 
 def levels(loss: np.ndarray) -> tuple[np.ndarray, list[float], list[str]]:
