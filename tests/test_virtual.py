@@ -3,10 +3,13 @@
 import filecmp
 import itertools
 import math
+import tempfile
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import gdlab as gd
 from gdlab.backends import virtual
@@ -144,6 +147,63 @@ def test_rows_tell_a_consistent_life(run, strategy):
     lost = rows[rows["version"] < 0]
     assert np.all(np.isnan(lost["computed_s"]) | (lost["computed_s"] <= end_s + 0.01))
     assert trace.path_versions.tolist() == list(range(61))
+
+
+LAWS = st.one_of(
+    st.sampled_from([gd.Constant(0.0), gd.Constant(0.05), gd.Spike(0.05, 0.5, 0.2)]),
+    st.builds(gd.Exponential, st.floats(0.01, 1.0)),
+    st.builds(gd.Pareto, st.floats(0.01, 1.0), st.floats(1.1, 3.0)),
+)
+
+
+@st.composite
+def experiments(draw):
+    workers = draw(st.integers(1, 6))
+    strategy = draw(st.one_of(
+        st.builds(gd.Sync, st.integers(0, workers - 1), st.just("server")),
+        st.just(gd.Sync()),
+        st.builds(gd.Async, st.none() | st.integers(0, 3), st.integers(1, 4),
+                  st.sampled_from(["none", "inverse", "delay_compensation"])),
+        st.builds(gd.LocalSGD, st.integers(1, 3)),
+    ))
+    cost = st.sampled_from([0.0, 0.0, 0.01, 0.3])
+    return gd.Experiment(
+        problem=QUADRATIC, workers=workers, strategy=strategy, compute_time=draw(LAWS), optimizer=gd.SGD(lr=0.01),
+        speeds=draw(st.none() | st.tuples(*[st.sampled_from([0.25, 1.0, 2.0])] * workers)),
+        network=gd.Network(draw(cost), draw(st.sampled_from([0.0, 0.001])), draw(cost)),
+        updates=draw(st.integers(1, 12)), seconds=draw(st.none() | st.floats(0.01, 3.0)), seed=draw(st.integers(0, 99)),
+    )
+
+
+@settings(max_examples=60)
+@given(experiments())
+def test_any_experiment_loses_no_push_and_keeps_its_clock(exp):
+    with tempfile.TemporaryDirectory() as folder:
+        trace = simulate(exp, folder)
+        rows, applied = trace.pushes.copy(), trace.applied.copy()
+        versions, ended = trace.path_versions.tolist(), trace.ended["reason"]
+    last = max(versions)
+    assert versions == list(range(last + 1))
+    assert sorted(set(applied["version"].tolist())) == versions[1:]
+    assert (ended == "updates") == (last == exp.updates)
+    end_s = exp.seconds if ended == "seconds" else applied["applied_s"].max()
+    for name in ("applied_s", "computed_s"):
+        finite = rows[name][np.isfinite(rows[name])]
+        assert np.all(finite <= end_s) or (exp.strategy.kind == "Sync" and exp.strategy.backups)
+    assert np.all(applied["start_s"] <= applied["computed_s"]) and np.all(applied["computed_s"] <= applied["applied_s"])
+    assert np.all(np.diff(applied["applied_s"]) >= 0)
+    assert np.all(applied["version"] - 1 - applied["read_version"] == applied["staleness"])
+    assert np.all((applied["staleness"] == 0) | (exp.strategy.kind == "Async"))
+    for worker in range(exp.workers):
+        mine = np.sort(rows[rows["worker"] == worker], order="step")
+        assert mine["step"].tolist() == list(range(len(mine)))
+        assert np.all(mine["start_s"][1:] == mine["released_s"][:-1])
+    if exp.strategy.kind == "Async" and exp.strategy.staleness_bound is not None:
+        # Nobody starts a step while more than the bound ahead of the slowest (rule A).
+        for row in rows[rows["step"] > 0]:
+            served = [np.sum((rows["worker"] == w) & (rows["applied_s"] <= row["start_s"])) for w in range(exp.workers)]
+            if exp.strategy.batch == 1:
+                assert row["step"] - min(served) <= exp.strategy.staleness_bound
 
 
 def test_messages_and_the_server_queue_cost_what_the_network_says(run):

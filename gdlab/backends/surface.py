@@ -23,7 +23,7 @@ PLANE_POINTS = 31
 """Points along each side of the grid over a plane, once the run has ended."""
 LIVE_POINTS = 15
 """The same while the run goes on, and the least ever."""
-FINISH_S = 2.0
+FINISH_S = 1.0
 """About as long as the last grid over a plane may take: where the objective is slow it gets fewer points."""
 FIT_ROWS = 256
 """Most rows of the path that the plane is fitted to."""

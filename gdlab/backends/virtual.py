@@ -222,6 +222,8 @@ class Simulation:
             loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
             nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction,
         )
+        # A blocked worker's last step lives on until its release; its tensors need not.
+        step.push = None
 
     def _look(self) -> None:
         """Now and then, see whether to stop, and write what has waited."""
