@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import gdlab
+from gdlab.dashboard.catalogue import labs_in
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -109,6 +110,13 @@ def test_every_folder_and_file_that_the_map_names_exists() -> None:
     named = re.findall(r"^\s*\| `([\w./-]+)`", text, re.MULTILINE)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_lists_each_lab_as_the_landing_page_does() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for lab in labs_in(ROOT / "labs"):
+        row = f"| [{lab['number']} {lab['title']}](labs/{lab['path']}) | {lab['question']} |"
+        assert row in text, f"README.md lacks the row {row}"
 
 
 @pytest.fixture(scope="module")
