@@ -18,6 +18,7 @@ import gdlab as gd
 import gdlab.backends
 from gdlab.backends.launcher import current_launcher
 
+
 def two() -> gd.Experiment:
     return gd.Experiment(problem=gd.Quadratic(), workers=2)
 

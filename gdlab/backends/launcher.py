@@ -94,6 +94,8 @@ class Launcher:
         self._lose_link()
         for supervision in self._active.values():
             supervision._end("stopped", "exit")
+        for end in (self._near, self._far):
+            end.close()
 
     def _turn(self) -> None:
         links = [self._near] + ([self._link.channel] if self._link else [])

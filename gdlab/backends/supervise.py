@@ -172,7 +172,7 @@ class Supervision:
         self.run.heart.ask_stop()
         others = tuple(name for name in self._living if name not in (self._hung, "evaluator0"))
         self._signal(signal.SIGKILL, *others)
-        self._kill_at = [(now + GRACE_S - 0.1, signal.SIGKILL, ("evaluator0",))]
+        self._kill_at = [(now + GRACE_S - 0.2, signal.SIGKILL, ("evaluator0",))]
         if self._hung:
             hung = (self._hung,)
             self._signal(signal.SIGUSR1, *hung)
