@@ -100,8 +100,10 @@ def _run(words: argparse.Namespace, rest: list[str]) -> int:
         trace = gdlab.run(experiment, backend=words.backend, **({"folder": words.folder} if words.folder else {}))
     except gdlab.RankFailed as error:
         return _sorry(error, FAILED)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         return _sorry(error)
+    except OSError as error:
+        return _sorry(f"The run's folder {error.filename or ''} cannot be used ({error.strerror}): name another.")
     summary = trace.summary()
     if words.json:
         import json
@@ -153,6 +155,6 @@ def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _sorry(error: Exception, code: int = BAD_INPUT) -> int:
+def _sorry(error: Exception | str, code: int = BAD_INPUT) -> int:
     print(" ".join(str(error).split()), file=sys.stderr)
     return code

@@ -88,6 +88,21 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 QUICK = ["run", "--problem", "Quadratic", "--workers", "2", "--updates", "5", "--compute_time", "0.001"]
 
 
+def test_a_folder_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, *QUICK, "--backend", "virtual", "--folder", "/proc/none")
+    assert code == cli.BAD_INPUT
+    assert "/proc/none" in err
+    assert err.count("\n") == 1
+
+
+def test_a_run_that_fails_names_the_rank_and_leaves_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, "run", "--problem", "Torch", "--problem.factory", "nosuch:factory", "--workers", "2")
+    assert code == cli.FAILED
+    assert "rank" in err.lower()
+    assert "nosuch" in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("backend", ["virtual", "local"])
 def test_a_run_prints_its_summary(backend: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, err = said(capsys, *QUICK, "--backend", backend, "--folder", str(tmp_path / "run"))
