@@ -4,6 +4,7 @@ const ARRAYS = {
   int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array,
 };
 const QUIET_MS = 5000;
+const LETTER_PX = 6.2; // of a caption, in the widest of the fonts that it may come in
 const CONFIG = {
   displaylogo: false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
@@ -53,6 +54,24 @@ const recoloured = (value, colours) => {
   if (Array.isArray(value)) return value.map((item) => recoloured(item, colours));
   if (!isObject(value)) return value;
   return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, recoloured(item, colours)]));
+};
+
+// The captions below the question, wrapped by the chart's true width, and the plot moved down to make room for them.
+const wrapped = (figure, width) => {
+  const { meta, title, margin } = figure.layout;
+  if (!meta?.captions?.length || !title?.subtitle || margin?.t === undefined) return;
+  const columns = Math.max(20, Math.floor((width - 24) / LETTER_PX));
+  const lines = meta.captions.flatMap((caption) => {
+    const found = [""];
+    for (const word of caption.split(" ")) {
+      const last = found.at(-1);
+      if (last && last.length + 1 + word.length > columns) found.push(word);
+      else found[found.length - 1] = last ? `${last} ${word}` : word;
+    }
+    return found;
+  });
+  title.subtitle.text = lines.join("<br>");
+  margin.t = HEAD_PX + LINE_PX * lines.length;
 };
 
 export default () => {
@@ -134,11 +153,12 @@ export default () => {
           again = false;
           const { seq } = state;
           const figure = recoloured({ data: state.data, layout: state.layout }, isDark() ? dark : new Map());
+          wrapped(figure, box.offsetWidth);
           Object.assign(figure.layout, { paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
           figure.layout.uirevision ??= "keep";
           const question = state.title || state.layout.title?.text || "Chart";
           const sentence = state.layout.meta?.description ?? question;
-          box.setAttribute("aria-label", `${question} ${state.layout.title?.subtitle?.text ?? ""}`.replace(/<br>/g, " ").trim());
+          box.setAttribute("aria-label", `${question} ${(state.layout.meta?.captions ?? []).join(" ")}`.trim());
           if (words.textContent !== sentence) words.textContent = sentence;
           try {
             await plotly.react(box, figure.data, figure.layout, CONFIG);
@@ -153,11 +173,7 @@ export default () => {
       };
 
       const resized = new ResizeObserver(() => {
-        if (!plotly || !box.offsetWidth || box.offsetWidth === width) return;
-        if (!box.dataset.seq) return draw();
-        width = box.offsetWidth;
-        plotly.Plots.resize(box).catch(() => {});
-        if (again) draw();
+        if (again || box.offsetWidth !== width) draw();
       });
       resized.observe(box);
       const unwatch = watchTheme(draw);

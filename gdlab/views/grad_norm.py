@@ -33,7 +33,8 @@ def grad_norm(trace: Trace) -> go.Figure:
     marks = np.linspace(0, bad.size - 1, min(bad.size, _MAX_MARKS)).astype(int)
     fig.data[_NOT_FINITE].update(x=bad[marks].astype(np.float64), y=np.ones(marks.size))
     drawn = left[0].size + clipped[0].size
-    style.annotated(fig, None if drawn or bad.size else style.message(NOTHING))
+    if not (drawn or bad.size):
+        style.empty(fig, NOTHING)
     fig.layout.update(style.remark(fig, not_finite(bad.size, bad)))
     words = [f"{drawn + bad.size} gradients", f"{clipped[0].size} clipped", f"{bad.size} not finite"]
     if drawn:
@@ -64,10 +65,11 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
     if clip is not None and clip.norm is not None:
         where = "" if clip.where == "worker" else " (on the average)"
         fig.add_hline(clip.norm, line=dict(color=style.INK, width=1.5, dash="dash"))
-        style.annotated(fig, dict(
+        label = dict(
             text=f"clip at {clip.norm:g}{where}", showarrow=False, xref="paper", x=1, y=np.log10(clip.norm),
             xanchor="right", yanchor="bottom", font=dict(size=11, color=style.INK), bgcolor=style.PAPER, opacity=0.85,
-        ))
+        )
+        fig.layout.annotations = [label]
     return fig
 
 
@@ -99,7 +101,7 @@ class GradNormPoints:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first gradient."""
-        return style.annotated(go.Figure(self._base), style.message(NOTHING))
+        return style.empty(go.Figure(self._base), NOTHING)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
@@ -112,5 +114,5 @@ class GradNormPoints:
             self._bad += bad.size
             self._empty = False
             text = not_finite(self._bad, np.array([self._first_bad]))
-            ops.append({"op": "relayout", "layout": {"annotations": self._fixed, **style.remark(self._base, text)}})
+            ops.append({"op": "relayout", "layout": {**style.filled(self._fixed), **style.remark(self._base, text)}})
         return ops

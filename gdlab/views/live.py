@@ -84,7 +84,7 @@ class TrajectoryLines:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
-        return style.annotated(self._base(), style.message(NOTHING))
+        return style.empty(self._base(), NOTHING)
 
     def _base(self) -> go.Figure:
         return base(self._experiment, self._environment, self._parameters or 2, self._surface)
@@ -96,7 +96,8 @@ class TrajectoryLines:
         if versions.size and not self._parameters:
             self._parameters = chunk.path.shape[1]
             self._versions.limit = self._room(1000)
-            ops.append({"op": "figure", "figure": style.annotated(self._base(), *self._waiting())})
+            waits = self._parameters > 2 and not self._plane.known
+            ops.append({"op": "figure", "figure": style.empty(self._base(), NO_PLANE) if waits else self._base()})
         whole, new = self._versions.add(versions)
         self._hold(versions, chunk.path)
         moved = self._read(chunk.pushes)
@@ -121,9 +122,6 @@ class TrajectoryLines:
 
     def _room(self, most: int) -> int:
         return int(np.clip(self._HELD_BYTES / (4 * max(self._parameters, 1)), 16, most))
-
-    def _waiting(self) -> list[dict[str, Any]]:
-        return [] if self._parameters <= 2 or self._plane.known else [style.message(NO_PLANE)]
 
     def _hold(self, versions: np.ndarray, path: np.ndarray) -> None:
         """Keep the parameters of the thinned path and of the latest versions, and of no other."""
@@ -159,11 +157,11 @@ class TrajectoryLines:
         """Return what a new surface, or the first row of the path, changes beside the lines."""
         x, y = self._points(np.array([0]))
         titles = axis_titles(self._parameters, self._surface)
-        axes = ranges_of(self._surface)
+        layout, ranges = style.filled(), ranges_of(self._surface)
         for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
-            axes[axis] = {"title": {"text": title}, **axes.get(axis, {})}
+            layout[axis] |= {"title": {"text": title}, **ranges.get(axis, {})}
         ops: list[dict[str, Any]] = [
-            {"op": "relayout", "layout": {"annotations": [], **axes}},
+            {"op": "relayout", "layout": layout},
             {"op": "replace", "trace": START, "x": x, "y": y},
         ]
         contours = contours_of(self._surface)

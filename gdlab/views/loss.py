@@ -47,7 +47,8 @@ def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
         fig.layout.yaxis.type = "linear"
     fig.layout.update(style.remark(fig, *notes))
     style.describe(fig, " ".join([_QUESTION[clock], *sentences]))
-    return style.annotated(fig, None if drawn else style.message(NOTHING), *_target(fig, traces))
+    fig.layout.annotations = _target(fig, traces)
+    return fig if drawn else style.empty(fig, NOTHING)
 
 
 def base(clock: Clock, environments: Sequence[Mapping[str, Any]], names: Sequence[str]) -> go.Figure:
@@ -128,7 +129,7 @@ class LossLines:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
-        return style.annotated(go.Figure(self._base), style.message(NOTHING))
+        return style.empty(go.Figure(self._base), NOTHING)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
@@ -173,14 +174,14 @@ class LossLines:
 
     def _layout(self, lowest: float, bad: str) -> list[dict[str, Any]]:
         changes: dict[str, Any] = {}
+        if self._empty and np.isfinite(lowest):
+            changes.update(style.filled())
         if self._log and lowest <= 0.0:
             self._log = False
-            changes["yaxis"] = {"type": "linear"}
+            changes["yaxis"] = {"type": "linear", "showticklabels": True}
         if bad and not self._bad:
             self._bad = bad
             changes.update(style.remark(self._base, bad))
-        if self._empty and np.isfinite(lowest):
-            changes["annotations"] = []
         self._empty &= not np.isfinite(lowest)
         return [{"op": "relayout", "layout": changes}] if changes else []
 

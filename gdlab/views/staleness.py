@@ -25,6 +25,8 @@ def staleness(trace: Trace) -> go.Figure:
     fig = base(trace.experiment.workers, trace.environment)
     for bar, change in zip(fig.data, counts.bars(), strict=True):
         bar.update(change)
+    if not counts.total:
+        return style.empty(fig, NOTHING)
     fig.layout.update(counts.layout())
     return style.describe(fig, f"{QUESTION} {counts.sentence()}")
 
@@ -94,9 +96,7 @@ class Counts:
         return [dict(x=x, y=row, width=0.8 * width) for row in binned]
 
     def layout(self) -> dict[str, Any]:
-        """Return the line at the mean and its words."""
-        if not self.total:
-            return dict(annotations=[style.message(NOTHING)], shapes=[])
+        """Return the line at the mean and its words, and the range of the axis."""
         mean, largest = self.mean, self._largest()
         right = mean > 0.55 * largest and largest > 0
         text = dict(
@@ -106,10 +106,8 @@ class Counts:
         )
         dashed = dict(color=style.INK, dash="dash", width=1.5)
         line = dict(type="line", x0=mean, x1=mean, y0=0, y1=1, yref="paper", line=dashed)
-        return dict(
-            annotations=[text], shapes=[line],
-            xaxis=dict(range=[-0.75, max(largest, 3) + 0.75], **(dict(dtick=1) if largest <= 12 else dict(dtick=None))),
-        )
+        axis = dict(range=[-0.75, max(largest, 3) + 0.75], dtick=1 if largest <= 12 else None, showticklabels=True)
+        return {**style.filled([text]), "shapes": [line], "xaxis": axis}
 
     def sentence(self) -> str:
         """Say the mean and the largest staleness."""
@@ -127,7 +125,7 @@ class StalenessBars:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
-        return style.annotated(base(self._workers, self._environment), style.message(NOTHING))
+        return style.empty(base(self._workers, self._environment), NOTHING)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""

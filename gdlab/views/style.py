@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -27,11 +27,13 @@ DARK = {
 
 HEIGHT = 400
 CAPTION_COLUMNS = 60
-_LINE_PX = 15
+"""Letters of a caption's line on a narrow chart; a page wraps the captions again by the chart's true width."""
+HEAD_PX, LINE_PX = 46, 15
+"""Height of the question above a plot, and of each line of the captions."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _AXIS = dict(
-    automargin=True, gridcolor=GRID, zerolinecolor=GRID, linecolor=MUTED, tickcolor=MUTED, tickfont_color=MUTED,
+    automargin=True, gridcolor=GRID, zerolinecolor=GRID, linecolor=MUTED, tickfont_color=MUTED,
     title=dict(standoff=6, font=dict(size=12, color=INK)), exponentformat="power", minexponent=4,
 )
 TEMPLATE = go.layout.Template(
@@ -100,10 +102,12 @@ def _count(number: Any, noun: str) -> str:
 
 def headline(question: str, *captions: str) -> dict[str, Any]:
     """Return the layout's title (the question, the captions below it, wrapped for a narrow chart) and its margin."""
-    lines = [line for text in dict.fromkeys(captions) for line in textwrap.wrap(text, CAPTION_COLUMNS)]
+    captions = tuple(dict.fromkeys(text for text in captions if text))
+    lines = [line for text in captions for line in textwrap.wrap(text, CAPTION_COLUMNS)]
     return dict(
-        title=dict(text=question, subtitle_text="<br>".join(lines)),
-        margin=dict(l=52, r=14, t=46 + _LINE_PX * len(lines), b=44, pad=0),
+        title=dict(text=question, subtitle=dict(text="<br>".join(lines))),
+        margin=dict(l=52, r=14, t=HEAD_PX + LINE_PX * len(lines), b=44, pad=0),
+        meta=dict(captions=captions),
     )
 
 
@@ -111,8 +115,7 @@ def figure(question: str, x: str, y: str, *captions: str, height: int = HEIGHT) 
     """Return an empty figure that asks one question; `x` and `y` name the axes with their units."""
     fig = go.Figure(layout=dict(template=TEMPLATE, height=height, autosize=True, **headline(question, *captions)))
     fig.update_xaxes(title_text=x).update_yaxes(title_text=y)
-    fig.layout.meta = {"description": f"{question} No data yet.", "captions": captions}
-    return fig
+    return describe(fig, f"{question} No data yet.")
 
 
 def describe(fig: go.Figure, sentence: str) -> go.Figure:
@@ -123,15 +126,23 @@ def describe(fig: go.Figure, sentence: str) -> go.Figure:
 
 def remark(fig: go.Figure, *texts: str) -> dict[str, Any]:
     """Return the layout of the figure's headline with more lines: what a reader must know to read it."""
-    return headline(fig.layout.title.text, *fig.layout.meta["captions"], *(text for text in texts if text))
+    return headline(fig.layout.title.text, *fig.layout.meta["captions"], *texts)
 
 
-def message(text: str) -> dict[str, Any]:
-    """Return an annotation in the middle of a figure that has nothing to draw."""
-    return dict(
+def empty(fig: go.Figure, text: str) -> go.Figure:
+    """Say in the middle of the figure why it has nothing to draw, and hide the numbers at its axes."""
+    note = dict(
         name="message", text="<br>".join(textwrap.wrap(text, 42)), showarrow=False, font=dict(size=13, color=MUTED),
         xref="paper", yref="paper", x=0.5, y=0.5,
     )
+    fig.layout.annotations = [*fig.layout.annotations, note]
+    return fig.update_xaxes(showticklabels=False, ticks="").update_yaxes(showticklabels=False, ticks="")
+
+
+def filled(annotations: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the layout that undoes `empty`; `annotations` are those that the figure has otherwise."""
+    shown = dict(showticklabels=True)
+    return dict(annotations=list(annotations), xaxis=shown, yaxis=dict(shown))
 
 
 def workers_legend() -> dict[str, Any]:
@@ -142,12 +153,6 @@ def workers_legend() -> dict[str, Any]:
 def log_axis() -> dict[str, Any]:
     """Return a logarithmic axis whose tick labels are all of one size."""
     return dict(type="log", tickformat="~g", nticks=4)  # so few that 1, 2 and 5 are chosen rather than 1 to 9
-
-
-def annotated(fig: go.Figure, *annotations: dict[str, Any] | None) -> go.Figure:
-    """Put the given annotations (None: none) on the figure."""
-    fig.layout.annotations = [*fig.layout.annotations, *(a for a in annotations if a)]
-    return fig
 
 
 def recolour(value: Any, colours: Mapping[str, str]) -> Any:

@@ -28,7 +28,7 @@ def timeline(trace: Trace) -> go.Figure:
     fig = base(trace.experiment, trace.environment)
     rows = recent(trace.pushes, trace.experiment.workers)
     if not rows.size:
-        return style.annotated(fig, style.message(NOTHING))
+        return style.empty(fig, NOTHING)
     for bar, change in zip(fig.data, bars(rows, trace.experiment), strict=True):
         bar.update(change)
     fig.data[_DROPPED].showlegend = bool(len(fig.data[_DROPPED].x))
@@ -154,7 +154,7 @@ class TimelineBars:
 
     def figure(self) -> go.Figure:
         """Return the figure before the first step."""
-        return style.annotated(base(self._experiment, self._environment), style.message(NOTHING))
+        return style.empty(base(self._experiment, self._environment), NOTHING)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
@@ -168,9 +168,8 @@ class TimelineBars:
         ops: list[dict[str, Any]] = [
             {"op": "replace", "trace": i, **change} for i, change in enumerate(bars(self._rows, self._experiment))
         ]
-        layout: dict[str, Any] = {"xaxis": {"range": window(self._rows)}}
-        if self._empty:
-            self._empty, layout["annotations"] = False, []
+        layout: dict[str, Any] = style.filled() if self._empty else {"xaxis": {}}
+        layout["xaxis"]["range"], self._empty = window(self._rows), False
         return [*ops, {"op": "relayout", "layout": layout}]
 
     def _release(self, releases: np.ndarray) -> None:

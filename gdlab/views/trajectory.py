@@ -36,7 +36,7 @@ def trajectory(trace: Trace) -> go.Figure:
     fig = base(experiment, trace.environment, parameters, surface)
     plane = Plane(parameters, surface)
     if not rows or not plane.known:
-        return style.annotated(fig, style.message(NO_PLANE if rows else NOTHING))
+        return style.empty(fig, NO_PLANE if rows else NOTHING)
     fig.data[SURFACE].update(contours_of(surface))
     fig.layout.update(ranges_of(surface))
     keep = every(rows)
@@ -65,8 +65,8 @@ def base(
 ) -> go.Figure:
     """Return the empty figure: surface, path, start, current point, then a line a worker."""
     titles = axis_titles(parameters, surface)
-    thin = "own steps" if walks_alone(experiment) else "reads"
-    captions = [style.caption(environment), f"Thick: shared parameters, ○ to ★. Thin: each worker's {thin}."]
+    thin = "workers' own steps" if walks_alone(experiment) else "each worker's reads"
+    captions = [style.caption(environment), f"Thick: shared parameters, ○ to ★. Thin: {thin}."]
     if parameters > 2:
         captions.append(f"The plane of the path's two main directions, of {parameters:,}.")
     if experiment.workers > style.MAX_WORKERS:
@@ -186,7 +186,7 @@ def levels(loss: np.ndarray) -> tuple[np.ndarray, list[float], list[str]]:
     z = np.log10(np.maximum(height, floor))
     bottom = float(np.nanmin(z))
     places = np.linspace(bottom, top, 5) if top > bottom else np.array([bottom])
-    return z, [float(place) for place in places], [f"{10.0**place + shift:.3g}" for place in places]
+    return z, [float(place) for place in places], [f"{float(f'{10.0**place + shift:.3g}'):g}" for place in places]
 
 
 def _sentence(trace: Trace, x: np.ndarray, y: np.ndarray, versions: np.ndarray) -> str:
