@@ -59,9 +59,8 @@ const controls = (row, send, id) => {
   let toggle = null;
   if (row.optional) {
     toggle = make("input", {
-      type: "checkbox", "aria-label": `${row.label}: use`, onchange: () => send(toggle.checked ? row.when_on : ""),
+      type: "checkbox", "aria-label": `${row.label}: on`, title: `Off: ${row.when_off}`, onchange: () => send(toggle.checked ? row.when_on : ""),
     });
-    nodes.push(toggle);
   }
   const update = (next) => {
     if (document.activeElement !== text || next.text !== text.dataset.sent) text.value = next.text;
@@ -76,12 +75,12 @@ const controls = (row, send, id) => {
       slider.setAttribute("aria-valuetext", off ? next.when_off : `${next.text} ${next.unit}`);
     }
   };
-  return { nodes, update };
+  return { nodes, update, toggle };
 };
 
 const build = (row, send) => {
   const id = `gd-field-${(count += 1)}`;
-  const { nodes, update } = controls(row, send, id);
+  const { nodes, update, toggle } = controls(row, send, id);
   const error = make("div", { class: "gd-error", id: `${id}-error` });
   const label = make("label", { for: id }, row.label);
   if (row.unit) label.append(make("span", { class: "gd-unit" }, ` (${row.unit})`));
@@ -89,7 +88,7 @@ const build = (row, send) => {
   const help = make("span", { class: "gd-hidden", id: `${id}-help` }, row.help);
   const node = make(
     "div", { class: `gd-row${row.nested ? " gd-nested" : ""}`, "data-path": row.path, title: row.help },
-    label, line, help, error,
+    make("div", { class: "gd-label" }, toggle ?? null, label), line, help, error,
   );
   return {
     node,

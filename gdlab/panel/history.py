@@ -12,12 +12,11 @@ import traitlets
 
 from gdlab.experiment import Experiment
 from gdlab.trace import Trace
+from gdlab.views import what_differs
+from gdlab.views.loss import RUN_COLOURS
 
 MAX_RUNS = 12
 """Runs that the page keeps; older ones stay in their folders."""
-
-COLORS = ("#2f81f7", "#e8743b", "#2ea043", "#b65fc9", "#d29922", "#e5534b", "#1b9aaa", "#8c6d46", "#7a7fda", "#6e7781",
-          "#d6409f", "#57ab5a")
 
 COLUMNS = ("final loss", "accuracy", "seconds", "updates", "mean staleness", "waiting")
 
@@ -31,7 +30,6 @@ class Entry:
     experiment: Experiment
     backend: str
     summary: dict[str, Any]
-    color: str
     shown: bool = True
 
 
@@ -55,8 +53,7 @@ class History:
 
     def add(self, trace: Trace, backend: str) -> Entry:
         """Keep a finished run."""
-        entry = Entry(f"run-{self._made}", trace, trace.experiment, backend, trace.summary(),
-                      COLORS[self._made % len(COLORS)])
+        entry = Entry(f"run-{self._made}", trace, trace.experiment, backend, trace.summary())
         self._made += 1
         self.entries = [*self.entries, entry][-MAX_RUNS:]
         self._publish()
@@ -69,16 +66,16 @@ class History:
 
     def names(self) -> list[str]:
         """Return a name a run, made of what differs between them."""
-        from gdlab.views.naming import what_differs
-
         if len(self.entries) == 1:
             return ["run 1"]
         clocks = [entry.trace.environment.get("clock", "") for entry in self.entries]
         return what_differs([entry.experiment for entry in self.entries], clocks)
 
     def _publish(self) -> None:
+        colours = {entry.id: RUN_COLOURS[place % len(RUN_COLOURS)] for place, entry in enumerate(self.shown)}
         self.widget.runs = [
-            {"id": entry.id, "name": name, "color": entry.color, "shown": entry.shown, "cells": cells(entry.summary)}
+            {"id": entry.id, "name": name, "color": colours.get(entry.id, "transparent"), "shown": entry.shown,
+             "cells": cells(entry.summary)}
             for entry, name in zip(self.entries, self.names(), strict=True)]
 
     def _got(self, message: dict[str, Any]) -> None:

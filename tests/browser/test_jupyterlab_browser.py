@@ -1,0 +1,114 @@
+"""The same notebook in JupyterLab: run its cells, press Run, watch, Stop; restart and close leave no worker."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from servers import Server, wait_until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+POINTS = """(name) => (document.querySelector(`.gd-figure-${name} .js-plotly-plot`)?.data ?? [])
+    .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
+
+
+def ranks(server: Server) -> list[psutil.Process]:
+    """Return the processes that compute: what the kernels' own children (the zygotes) have started."""
+    found: list[psutil.Process] = []
+    for kernel in server.kernels():
+        try:
+            for child in kernel.children():
+                found += [p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def open_lab(page: Any, server: Server, lab: str = "00_start") -> Any:
+    page.goto(f"{server.url}/lab/tree/{lab}.ipynb?token={server.token}&reset")
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=90_000)
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(timeout=90_000)
+    menu(page, "Run", "Run All Cells")
+    page.get_by_role("button", name="Run", exact=True).wait_for(timeout=60_000)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+    return page
+
+
+def menu(page: Any, title: str, entry: str) -> None:
+    page.get_by_role("menuitem", name=title, exact=True).click()
+    page.get_by_role("menuitem", name=re.compile(f"^{entry}")).first.click()
+
+
+def press(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).click()
+
+
+def set_knob(page: Any, label: str, text: str) -> None:
+    box = page.get_by_role("textbox", name=re.compile(rf"^{label}"))
+    box.fill(text)
+    box.press("Enter")
+
+
+def start_a_long_run(page: Any, server: Server) -> list[psutil.Process]:
+    set_knob(page, "Updates", "100000")
+    press(page, "Run")
+    return wait_until(lambda: len(found := ranks(server)) >= 4 and found, 40, "four worker processes were started")
+
+
+def test_run_watch_and_stop_in_a_notebook(page: Any, jupyterlab: Server, artifacts: Path) -> None:
+    open_lab(page, jupyterlab)
+    assert not ranks(jupyterlab)
+    start_a_long_run(page, jupyterlab)
+    first = wait_until(lambda: page.evaluate(POINTS, "loss"), 40, "the first points are drawn")
+    wait_until(lambda: page.evaluate(POINTS, "loss") > first + 20, 30, "the figure goes on growing")
+    page.screenshot(path=artifacts / "jupyterlab-while-running.png")
+    press(page, "Stop")
+    wait_until(lambda: not ranks(jupyterlab), 10, "no worker process is left")
+    page.wait_for_function("() => !document.querySelector('.gd-run').disabled", timeout=60_000)
+    page.screenshot(path=artifacts / "jupyterlab-after.png")
+    for plot in page.locator(".js-plotly-plot").all():
+        over = plot.evaluate("""(p) => p.getBoundingClientRect().right
+            - p.closest('.jp-OutputArea').getBoundingClientRect().right""")
+        assert over <= 0, "a figure overflows its cell"
+    link = copied_link(page)
+    assert link.startswith(f"{jupyterlab.url}/voila/render/00_start.ipynb?") and "updates=100000" in link
+    assert not page.problems
+
+
+def copied_link(page: Any) -> str:
+    press(page, "Copy link")
+    return page.get_by_label("Link to these settings").input_value()
+
+
+def test_a_restarted_kernel_and_a_closed_tab_leave_no_worker(page: Any, jupyterlab: Server) -> None:
+    open_lab(page, jupyterlab)
+    workers = start_a_long_run(page, jupyterlab)
+    menu(page, "Kernel", "Restart Kernel…")
+    page.get_by_role("button", name="Confirm Kernel Restart").click()
+    _, alive = psutil.wait_procs(workers, timeout=15)
+    assert not alive, "a restarted kernel's workers are gone"
+    open_lab(page, jupyterlab)
+    workers = start_a_long_run(page, jupyterlab)
+    page.close(run_before_unload=True)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive, "a closed tab stops the run"
+
+
+def test_the_dark_theme_is_followed(page: Any, jupyterlab: Server, artifacts: Path) -> None:
+    settings = f"{jupyterlab.url}/lab/api/settings/@jupyterlab/apputils-extension:themes"
+    answer = page.request.put(settings, data={"raw": '{"theme": "JupyterLab Dark"}'},
+                              headers={"Authorization": f"token {jupyterlab.token}"})  # fmt: skip
+    assert answer.ok
+    open_lab(page, jupyterlab)
+    set_knob(page, "Updates", "30")
+    press(page, "Run")
+    page.wait_for_function("() => document.querySelectorAll('.gd-history tbody tr').length === 1", timeout=60_000)
+    page.wait_for_timeout(1000)
+    page.screenshot(path=artifacts / "jupyterlab-dark.png")
+    ink = page.locator(".js-plotly-plot .gtitle").first.evaluate("(t) => getComputedStyle(t).fill")
+    assert min(map(int, re.findall(r"\d+", ink)[:3])) > 150, "light ink on a dark page"
+    assert not page.problems
