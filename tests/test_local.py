@@ -158,6 +158,20 @@ def test_local_sgd_averages_parameters_every_period():
     # Equal workers without noise: averaging changes nothing, so version k is 5 k plain steps.
     shrink = (1 - 0.02 * np.array([1.0, 2.0])) ** (5 * np.arange(7)[:, None])
     np.testing.assert_allclose(trace.path, np.array([3.0, 1.0]) * shrink, rtol=1e-5)
+    assert [records["version"].tolist() for records in trace.local_path.values()] == [list(range(1, 31))] * 4
+    np.testing.assert_allclose(trace.local_path[3]["x"][4::5], trace.path[1:], rtol=1e-5)
+
+
+def test_messages_take_the_time_that_the_experiment_gives_them():
+    slow = gd.Network(latency_s=0.02, server_s=0.005)
+    base = quick(workers=2, updates=5, network=slow)
+    over_server, over_allreduce = all_of(base.replace(strategy=SERVER), base)
+    for push in over_server.applied:
+        assert push["applied_s"] - push["computed_s"] >= 0.025
+    late = over_server.applied["start_s"][over_server.applied["step"] > 0]
+    assert (late[::2] >= np.unique(over_server.applied["applied_s"])[:4] + 0.02).all()
+    # A ring of two ranks passes two messages on.
+    assert (over_allreduce.applied["applied_s"] - over_allreduce.applied["computed_s"] >= 0.04).all()
 
 
 # ---- how a run ends ------------------------------------------------------------------------------------------------

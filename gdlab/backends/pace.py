@@ -40,6 +40,11 @@ class Pace:
             self._slot.overrun()
         return due
 
+    def pass_time(self, seconds: float, step: int) -> None:
+        """Let the time of a message go by, where the experiment gives it one."""
+        if seconds:
+            self.sleep(time.monotonic() + seconds, step)
+
     def sleep(self, due: float, step: int, pause: Callable[[float], bool] | None = None) -> bool:
         """Sleep until `due`; return True if something woke it earlier: a stop, the end of time, or `pause`.
 

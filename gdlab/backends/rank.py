@@ -14,11 +14,12 @@ from gdlab.backends.heart import Heart, Slot
 from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
 from gdlab.backends.pace import Pace
 from gdlab.backends.roles import experiment_of, path_format
+from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.worker import Push, Read, Worker
 from gdlab.parts import LocalSGD
-from gdlab.trace import EventWriter, PathWriter
+from gdlab.trace import EventWriter, LocalPathWriter, PathWriter
 
 if TYPE_CHECKING:
     from gdlab.backends.zygote import Job
@@ -44,8 +45,24 @@ class Rank:
         self.problem = build(self.experiment, self.device)
         self.worker = Worker(self.experiment, self.problem, job.index)
         self.pace = Pace(self.experiment, job.index, self.heart, self.slot)
-        local = isinstance(self.experiment.strategy, LocalSGD)
-        self.compute = self.worker.local_round if local else self.worker.gradient
+        self.costs = Costs.of(self.experiment, self.problem.size)
+        self.local_path: LocalPathWriter | None = None
+        if isinstance(self.experiment.strategy, LocalSGD):
+            steps = self.experiment.updates and self.experiment.updates * self.experiment.strategy.period
+            self.local_path = LocalPathWriter(job.folder, job.index, self.problem.size, path_format(self.experiment),
+                                              steps)
+
+    def compute(self, read: Read, step: int) -> Push:
+        """Return the push of one step, or of one round of local SGD."""
+        self.slot.enter("computing", step, read.version)
+        if self.local_path:
+            return self.worker.local_round(read, step, self._visit)
+        return self.worker.gradient(read, step)
+
+    def _visit(self, steps: int, params: torch.Tensor) -> None:
+        self.slot.beat()
+        assert self.local_path is not None
+        self.local_path.append(steps, params)
 
     # ---- over an all-reduce ----
 
@@ -68,7 +85,6 @@ class Rank:
         while not reason:
             read = store.read(index)
             start = time.monotonic()
-            self.slot.enter("computing", step, read.version)
             push = self.compute(read, step)
             self.pace.sleep(self.pace.due(step, start), step)
             computed = time.monotonic()
@@ -78,6 +94,7 @@ class Rank:
             buffer[-len(VOTES):] = torch.tensor([self.heart.stop, computed >= limit, self.heart.target_reached,
                                                  push.nonfinite > 0])
             group.sum(buffer)
+            self.pace.pass_time(self.costs.allreduce_s, step)
             reason, found_inf = _count(buffer[-len(VOTES):].tolist())
             if reason:
                 _write(events, push, start - t0, computed - t0)
@@ -93,6 +110,8 @@ class Rank:
             step += 1
         self.slot.enter("finishing", step, store.version)
         events.close()
+        if self.local_path:
+            self.local_path.close()
         if path:
             path.finish(store.version, store.params)
             self.heart.reason = reason
@@ -114,15 +133,18 @@ class Rank:
                 return
             if message.kind == CANCEL:
                 continue  # For a step whose push was on its way already.
+            self.pace.pass_time(self.costs.message_s, step)
             start = time.monotonic()
             assert message.tensor is not None
             read = Read(message.tensor.to(self.device), message.version, message.loss_scale)
-            self.slot.enter("computing", step, read.version)
             push = self.compute(read, step)
             # Whatever the server says now ends this step: that it is cancelled, or that the run is over.
             woken = self.pace.sleep(self.pace.due(step, start), step, channel.poll) or channel.poll(0)
-            self.slot.enter("communicating", step)
-            channel.send_push(push, start, time.monotonic(), DROPPED if woken else PUSH)
+            computed = time.monotonic()
+            if not woken:
+                self.pace.pass_time(self.costs.message_s, step)
+            self.slot.enter("waiting", step)
+            channel.send_push(push, start, computed, DROPPED if woken else PUSH)
             step += 1
 
 

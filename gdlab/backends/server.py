@@ -11,6 +11,7 @@ from gdlab.backends.failures import PeerLost
 from gdlab.backends.heart import Heart
 from gdlab.backends.messages import CANCEL, DROPPED, READY, STOP, Channel, Message
 from gdlab.backends.roles import experiment_of, path_format
+from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
 from gdlab.descent.store import Applied, Store
 from gdlab.descent.strategies import Decision, PushKey, machine
@@ -55,6 +56,7 @@ class Server:
         self._poll = select.poll()
         for descriptor in self._ranks:
             self._poll.register(descriptor, select.POLLIN)
+        self._costs = Costs.of(experiment, self.problem.size)
         self._received: dict[PushKey, Step] = {}
         self._last: list[Step | None] = [None] * experiment.workers
         self._busy = [False] * experiment.workers
@@ -117,6 +119,8 @@ class Server:
             if self._owed[rank]:
                 self._let_read(rank)
             return
+        if self._costs.server_s:
+            time.sleep(self._costs.server_s)
         key = (rank, message.step)
         self._received[key] = step
         decision = self.machine.push(rank, message.step, message.version)
