@@ -418,6 +418,21 @@ def test_a_new_plane_moves_the_whole_path(tmp_path, large):
     np.testing.assert_allclose(state["data"][PATH]["y"], first, rtol=1e-5)
 
 
+def test_the_axes_widen_to_a_path_that_is_ahead_of_its_surface_but_not_to_one_that_flies_away(tmp_path):
+    view = live.make(["trajectory"], gd.Experiment(gd.Ravine()), {})["trajectory"]
+    box = {"x": np.array([0.0, 1.0]), "y": np.array([0.0, 1.0]), "loss": np.ones((2, 2)), "kind": "parameters"}
+    state = {"data": [], "layout": {}}
+    change(state, {"op": "figure", "figure": view.figure()})
+    none, losses = np.empty(0, PUSH), np.empty(0, [("version", "<i8"), ("loss", "<f8")])
+    for version, point in enumerate([(0.5, 0.5), (1.2, 0.5), (-0.1, 0.5), (1e9, 0.5), (np.nan, np.inf)]):
+        chunk = Chunk(none, none, np.array([version]), np.array([point]), losses, None if version else box)
+        for operation in view.update(chunk):
+            change(state, operation)
+    low, high = state["layout"]["xaxis"]["range"]
+    assert -1.0 < low < -0.1 and 1.2 < high < 2.0
+    assert state["layout"]["yaxis"]["range"] == [0.0, 1.0]
+
+
 def test_a_name_that_is_no_view_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="'speed' is no view: there are trajectory, loss"):
         live.make(["speed"], gd.Experiment(), {})

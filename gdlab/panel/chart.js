@@ -4,7 +4,7 @@ const ARRAYS = {
   int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array,
 };
 const QUIET_MS = 5000;
-const LETTER_PX = 6.2; // of a caption, in the widest of the fonts that it may come in
+const LETTER_PX = 5.9; // of a caption, in the widest of the fonts that it may come in
 const CONFIG = {
   displaylogo: false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],

@@ -81,6 +81,7 @@ class TrajectoryLines:
         self._rows: dict[int, np.ndarray] = {}  # parameters of the versions that may still be drawn
         self._recent = np.empty(0, np.int64)
         self._reads: dict[int, np.ndarray] = {}
+        self._ranges: dict[str, list[float]] = {}
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
@@ -115,6 +116,7 @@ class TrajectoryLines:
             ops.append({"op": "replace" if whole else "extend", "trace": PATH, "x": x, "y": y})
         x, y = self._points(self._recent[-1:])
         ops.append({"op": "replace", "trace": NOW, "x": x, "y": y})
+        ops += self._widened(x, y)
         for worker in moved:
             x, y = self._points(self._reads[worker])
             ops.append({"op": "replace", "trace": READS + worker, "x": x, "y": y})
@@ -153,11 +155,29 @@ class TrajectoryLines:
             return np.empty(0), np.empty(0)
         return self._plane.project(np.stack([self._rows[version] for version in known]), np.array(known))
 
+    def _widened(self, x: np.ndarray, y: np.ndarray) -> list[dict[str, Any]]:
+        """Widen the axes to the newest point, which is ahead of the surface, but not to one that flies away."""
+        changed: dict[str, Any] = {}
+        for axis, value in (("xaxis", x), ("yaxis", y)):
+            if axis not in self._ranges or not value.size or not np.isfinite(value[0]):
+                continue
+            low, high = self._ranges[axis]
+            room = 0.25 * (high - low)
+            if low - 4 * room < value[0] < low:
+                self._ranges[axis] = [float(value[0]) - room, high]
+            elif high < value[0] < high + 4 * room:
+                self._ranges[axis] = [low, float(value[0]) + room]
+            else:
+                continue
+            changed[axis] = {"range": self._ranges[axis]}
+        return [{"op": "relayout", "layout": changed}] if changed else []
+
     def _redraw(self) -> list[dict[str, Any]]:
         """Return what a new surface, or the first row of the path, changes beside the lines."""
         x, y = self._points(np.array([0]))
         titles = axis_titles(self._parameters, self._surface)
         layout, ranges = style.filled(), ranges_of(self._surface)
+        self._ranges = {axis: ranges[axis]["range"] for axis in ranges}
         for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
             layout[axis] |= {"title": {"text": title}, **ranges.get(axis, {})}
         ops: list[dict[str, Any]] = [
