@@ -150,6 +150,19 @@ def test_equal_errors_of_ranks_are_told_once():
     assert cause.rank == 1 and cause.sentence().startswith("Ranks 1, 2 and 3 stopped with ValueError: no")
 
 
+def test_an_error_of_all_is_told_as_the_ranks_and_a_mistake_in_the_experiment_in_its_own_words():
+    def factory():
+        raise ValueError("no such file.")
+
+    exp = gd.Experiment(problem=factory, workers=2, updates=3, strategy="async")
+    error = failure_of(launched(exp))
+    assert error.kind == "exception" and "failed with ValueError: no such file" in str(error)
+    assert not str(error).startswith(("Rank", "The server"))
+    told = first_cause([Failure("server", 0, "exception", "ValueError: no", "starting"),
+                        Failure("rank", 1, "exception", "ValueError: no", "starting")])
+    assert told.sentence().startswith("Rank 1 stopped with ValueError: no while starting: correct it")
+
+
 def test_a_slot_keeps_what_its_process_says(tmp_path):
     heart = Heart.create(tmp_path, 3)
     other = Heart(tmp_path)

@@ -16,6 +16,7 @@ from processes import PATIENCE_S, alive, play, until
 
 import gdlab as gd
 import gdlab.backends
+from gdlab.backends import launcher
 from gdlab.backends.launcher import current_launcher
 
 
@@ -134,6 +135,17 @@ def test_a_dead_zygote_fails_its_runs_and_the_next_launch_starts_another(monkeyp
     again = gd.launch(two())
     again.wait(PATIENCE_S)
     assert again.state == "done"
+
+
+def test_an_idle_zygote_leaves_and_comes_back_when_needed(monkeypatch):
+    monkeypatch.setattr(launcher, "IDLE_S", 0.2)
+    mine = launcher.Launcher()
+    try:
+        assert mine.warm(PATIENCE_S)
+        until(lambda: mine._link is None, "the zygote has left")
+        assert mine.warm(PATIENCE_S)
+    finally:
+        mine.close()
 
 
 LAUNCH_TWO = """

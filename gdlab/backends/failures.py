@@ -19,6 +19,9 @@ KINDS = ("signal", "exception", "timeout", "peer")
 """What can happen to a process, the most telling first."""
 
 
+MISTAKE = "ExperimentError: "
+
+
 class PeerLost(RuntimeError):
     """Say that a message could not be exchanged: the fault is likely another process's (kind `timeout` or `peer`)."""
 
@@ -70,6 +73,8 @@ class Failure:
         """Say who, what happened, and what to do, in one sentence."""
         if self.role == "launcher":
             return self.what
+        if self.what.startswith(MISTAKE):
+            return self.what.removeprefix(MISTAKE) + "."  # It says already what to change.
         log = f"log-{self.name}.txt in the run's folder"
         where = f" while {self.where}" if self.where else ""
         who = called(self.role, self.index)
@@ -128,7 +133,7 @@ def of_exit(folder: str | Path, role: str, index: int, code: int, where: str = "
     told = read_failure(folder, f"{role}{index}")
     if told is None:
         return Failure(role, index, "exception", f"exit code {code} and no error", where)
-    message = told["message"].splitlines()[0][:300] if told["message"] else ""
+    message = told["message"].splitlines()[0][:300].rstrip(".") if told["message"] else ""
     what = f"{told['type']}: {message}" if message else told["type"]
     if told["kind"] != "exception":
         what = message or told["type"]
@@ -139,12 +144,10 @@ def of_exit(folder: str | Path, role: str, index: int, code: int, where: str = "
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that explains the others: by kind, then by arrival; ranks with the same error are folded."""
+    """Return the failure that explains the others: by kind, then by arrival; equal errors fold into one rank's."""
     cause = min(failures, key=lambda failure: KINDS.index(failure.kind))
-    if cause.kind != "exception" or cause.role != "rank":
+    same = [f for f in failures if (f.role, f.kind, f.what) == ("rank", "exception", cause.what)]
+    if not same:
         return cause
-    same = sorted(f.index for f in failures if f.role == "rank" and f.kind == "exception" and f.what == cause.what)
-    if len(same) == 1:
-        return cause
-    lowest = next(f for f in failures if f.role == "rank" and f.index == same[0])
-    return replace(lowest, also=tuple(same[1:]))
+    lowest, *others = sorted(same, key=lambda failure: failure.index)
+    return replace(lowest, also=tuple(failure.index for failure in others))

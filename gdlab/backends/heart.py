@@ -109,6 +109,7 @@ class Heart:
             self._map = mmap.mmap(file.fileno(), 0)
         view = memoryview(self._map)
         self.words, self.floats = view.cast("q"), view.cast("d")
+        self.slots = (len(self.words) - _CONTROL) // _SLOT
 
     @classmethod
     def create(cls, folder: str | Path, slots: int) -> Heart:

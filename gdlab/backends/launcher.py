@@ -100,7 +100,8 @@ class Launcher:
     def _turn(self) -> None:
         links = [self._near] + ([self._link.channel] if self._link else [])
         wait = TICK_S if self._active else None
-        if wait is None and self._link and IDLE_S != float("inf"):
+        idles = self._link is not None and self._link.facts is not None and IDLE_S != float("inf")
+        if wait is None and idles:
             wait = max(0.0, self._idle_since + IDLE_S - time.monotonic())
         ready, _, _ = select.select(links, [], [], wait)
         if self._near in ready:
@@ -118,7 +119,7 @@ class Launcher:
                 supervision.run._message = f"starting: loading PyTorch ({time.monotonic() - self._link.started:.0f} s)"
             if supervision.tick():
                 self._drop(name)
-        if self._link and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
+        if idles and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
             self._lose_link()
 
     def _take(self) -> None:
@@ -158,6 +159,7 @@ class Launcher:
         if "ready" in message:
             assert self._link is not None
             self._link.facts = message["ready"]
+            self._idle_since = time.monotonic()
             self._warm.set()
             self._start_waiting()
         elif "broken" in message:

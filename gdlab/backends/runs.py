@@ -16,6 +16,7 @@ from gdlab.backends.heart import Heart
 from gdlab.experiment import Experiment
 from gdlab.trace import Trace
 
+BAR = 20
 ENDED = ("done", "stopped", "failed")
 
 
@@ -46,6 +47,19 @@ class Run:
     def message(self) -> str:
         """What is going on, in one plain sentence."""
         return self._message
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the updates, or of the time, that is done; None where neither is known."""
+        exp, heart = self.experiment, self.heart
+        if self._state == "done":
+            return 1.0
+        shares = []
+        if exp.updates is not None:
+            shares.append(max(heart.slot(at).version for at in range(heart.slots)) / exp.updates)
+        if exp.seconds is not None and self.backend != "virtual":
+            shares.append((time.monotonic() - heart.t0) / exp.seconds if heart.t0 else 0.0)
+        return min(1.0, max(shares)) if shares else None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -118,11 +132,9 @@ def new_folder(folder: str | Path | None, label: str) -> Path:
 
 
 def show_progress(run: Run) -> None:
-    """Write the run's message on a terminal until it has ended."""
-    width = 0
+    """Write a bar and the run's message on a terminal until it has ended."""
     while not run._ended.wait(0.1):
-        text = run.message
-        sys.stderr.write("\r" + text.ljust(width))
+        done = round(BAR * (run.progress or 0.0))
+        sys.stderr.write(f"\r\x1b[K[{'#' * done}{'.' * (BAR - done)}] {run.message}")
         sys.stderr.flush()
-        width = len(text)
-    sys.stderr.write("\r" + run.message.ljust(width) + "\n")
+    sys.stderr.write(f"\r\x1b[K{run.message}\n")

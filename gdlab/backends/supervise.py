@@ -16,7 +16,7 @@ from gdlab.backends.heart import Slot
 from gdlab.backends.runs import Run
 from gdlab.trace import read_run, write_run
 
-GRACE_S = 0.6
+GRACE_S = 0.5
 """How long a process may take to leave by itself after a stop."""
 TERM_S = 2.0
 """How long a hung process has between SIGTERM and SIGKILL."""
@@ -172,7 +172,7 @@ class Supervision:
         self.run.heart.ask_stop()
         others = tuple(name for name in self._living if name not in (self._hung, "evaluator0"))
         self._signal(signal.SIGKILL, *others)
-        self._kill_at = [(now + GRACE_S - 0.2, signal.SIGKILL, ("evaluator0",))]
+        self._kill_at = [(now + GRACE_S - 0.1, signal.SIGKILL, ("evaluator0",))]
         if self._hung:
             hung = (self._hung,)
             self._signal(signal.SIGUSR1, *hung)
