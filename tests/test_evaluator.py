@@ -136,6 +136,16 @@ def test_up_to_a_thousand_versions_none_is_passed_over_however_late_it_is(tmp_pa
     assert not np.isnan(gd.Trace(tmp_path).losses).any()
 
 
+def test_an_objective_that_cannot_keep_up_passes_over_versions(tmp_path, monkeypatch):
+    exp = gd.Experiment(problem=gd.Quadratic())
+    problem = long_path(tmp_path, exp, 3000)
+    monkeypatch.setattr(evaluator, "LATE_S", 0.0)
+    evaluate(exp, tmp_path, problem)
+    losses = gd.Trace(tmp_path).losses
+    assert 500 < np.isfinite(losses).sum() < 1100
+    assert np.isfinite(losses[[0, -1]]).all()
+
+
 def test_losses_and_surfaces_come_while_the_run_goes_on(tmp_path):
     exp = gd.Experiment(problem=gd.Ravine(), optimizer=gd.SGD(lr=0.001), updates=60)
     problem = build(exp)

@@ -27,9 +27,10 @@ MOST_LOSSES = 4096
 """So many versions are all measured; of a longer path every second, then every fourth, ... one."""
 
 MOST_LATE = 1024
-"""Where more versions than this wait to be measured, every second one is passed over from there on."""
+LATE_S = 2.0
+"""Where more than MOST_LATE versions wait, for more than LATE_S of work, every second one is passed over."""
 
-CHUNK = 32
+CHUNK = 8
 PAUSE_S = 0.05
 HURRY_S = 0.3
 
@@ -71,6 +72,7 @@ class Evaluator:
         self._row = 0
         self._stride = 1
         self._measured = 0
+        self._cost_s = 0.0
 
     @property
     def rows(self) -> np.ndarray:
@@ -80,7 +82,8 @@ class Evaluator:
     def advance(self) -> bool:
         """Measure the next few versions; return whether more are waiting."""
         rows = self._path.rows()
-        while (len(rows) - self._row) // self._stride > MOST_LATE:
+        late = (len(rows) - self._row) // self._stride
+        if late > MOST_LATE and late * self._cost_s > LATE_S:
             self._stride *= 2
         due = []
         while self._row < len(rows) and len(due) < CHUNK:
@@ -102,7 +105,13 @@ class Evaluator:
         self._writer.close()
 
     def _measure(self, rows: np.ndarray) -> None:
-        for version, loss in zip(rows["version"].tolist(), objectives(self.problem, rows["x"]), strict=True):
+        began = time.monotonic()
+        losses = objectives(self.problem, rows["x"])
+        if losses:
+            # The cheapest look so far: what the objective costs, not what the machine was busy with meanwhile.
+            cost_s = (time.monotonic() - began) / len(losses)
+            self._cost_s = min(self._cost_s or cost_s, cost_s)
+        for version, loss in zip(rows["version"].tolist(), losses, strict=True):
             self._writer.append(version, loss)
             self.last_version, self.last_loss = version, loss
             if self._report is not None:
