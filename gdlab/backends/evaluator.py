@@ -154,8 +154,8 @@ def evaluate(
     with torch.no_grad():
         while going:
             waiting = evaluator.advance()
+            surface.refresh(evaluator.rows, busy)
             if not waiting:
-                surface.refresh(evaluator.rows, busy)
                 time.sleep(PAUSE_S)
             going = follow is not None and follow()
         until = time.monotonic() + (HURRY_S if hurry is not None and hurry() else deadline_s or float("inf"))
