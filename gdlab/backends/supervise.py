@@ -27,7 +27,10 @@ SETTLE_S = {"signal": 0.05, "exception": 0.1, "timeout": 0.0, "peer": 0.4}
 WAITING_S = 0.4
 """From when on it is worth saying who is waited for."""
 LOOK_S = 0.1
-SLOW = 5.0
+BLIND_S = 1.0
+"""Where the launcher itself was not served for so long, the machine was asleep: nobody is blamed for that time."""
+SLOW, SLOW_S = 5.0, 60.0
+"""How many timeouts, and at least how many seconds, loading the data or the last evaluation may take."""
 
 
 class Supervision:
@@ -46,6 +49,7 @@ class Supervision:
         self._stopping = False
         self._patience_ends = 0.0
         self._next_look = 0.0
+        self._looked = self._awake_since = time.monotonic()
         self._started = False
 
     @property
@@ -70,7 +74,7 @@ class Supervision:
         """Take note that a process has ended."""
         self._living.discard(name)
         slot = self._slots[name]
-        if self._stopping or self._hung or (code == 0 and slot.phase == "done"):
+        if self.asked_to_stop or self._hung or (code == 0 and slot.phase == "done"):
             return
         role, index = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
         if role != "evaluator" and self.run.heart.reason and code == 0:
@@ -120,23 +124,24 @@ class Supervision:
 
     def _watch(self, now: float) -> None:
         """Fail the run if a process has been silent for too long."""
-        if not self._living:
-            return
-        limit = self.run.timeout_s
-        silent = [name for name in self.crew.names
-                  if name in self._living and now - self._slots[name].last_beat > limit]
+        if now - self._looked > BLIND_S:
+            self._awake_since = now
+        self._looked = now
+        ages = {name: now - max(self._slots[name].last_beat, self._awake_since) for name in self._living}
+        silent = [name for name in self.crew.names if ages.get(name, 0.0) > self.run.timeout_s]
         guilty = [name for name in silent if _is_halted(self.run._pids[name])]
-        guilty += [name for name in silent if self._slots[name].phase != "communicating"
-                   and now - self._slots[name].last_beat > limit * self._patience(name)]
+        guilty += [name for name in silent
+                   if self._slots[name].phase != "communicating" and ages[name] > self._limit(name)]
         if not guilty and silent:
             # All sit in a collective: who is behind the others, or came with something else?
             guilty = self._behind([name for name in silent if self._slots[name].phase == "communicating"])
         if guilty:
             self._silent(guilty[0], now)
 
-    def _patience(self, name: str) -> float:
-        """Return how many timeouts a process may be silent: the first data and a last evaluation can take long."""
-        return SLOW if name == "evaluator0" or self._slots[name].phase == "starting" else 1.0
+    def _limit(self, name: str) -> float:
+        """Return for how many seconds a process may be silent."""
+        slow = name == "evaluator0" or self._slots[name].phase == "starting"
+        return max(SLOW * self.run.timeout_s, SLOW_S) if slow else self.run.timeout_s
 
     def _behind(self, names: list[str]) -> list[str]:
         if not names:
