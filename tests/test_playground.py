@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -92,6 +94,22 @@ def test_a_page_that_goes_away_stops_the_workers(tmp_path: Any) -> None:
         run = playground.link.run
         playground.heartbeat._handle_custom_msg({"beat": "page", "bye": True}, [])
         await until(lambda: run.state == "stopped", "the workers were stopped")
+
+    in_loop(body)
+
+
+def test_a_killed_worker_is_named_and_the_next_run_works(tmp_path: Any) -> None:
+    async def body() -> None:
+        playground = Playground(SMALL.replace(updates=1_000_000, compute_time=gd.Constant(0.01)))
+        press(playground, "run")
+        await until(lambda: playground._updates > 0, "the run goes on")
+        os.kill(playground.link.run.pids[1], signal.SIGKILL)
+        await until(lambda: not playground.controls.busy, "the failure was noticed")
+        assert "ank 1" in playground.controls.message and playground.controls.tone == "error"
+        playground.form.set("updates", "5")
+        press(playground, "run")
+        await until(lambda: not playground.controls.busy, "the next run is done")
+        assert playground.controls.tone == "info" and playground.controls.fraction == 1.0
 
     in_loop(body)
 

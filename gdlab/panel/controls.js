@@ -1,5 +1,6 @@
 // Run, Stop, Reset, where it runs, how far it is, and one plain sentence about what is going on.
 export default {
+  initialize: hello,
   render({ model, el }) {
     const make = (tag, name, text = "") => {
       const node = document.createElement(tag);

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
 from gdlab.experiment import Experiment
+from gdlab.panel.widget import PanelWidget, at_once, script
 
 BACKENDS = {"local": "this machine: real processes", "virtual": "a simulated clock: repeatable"}
 
 
-class Controls(anywidget.AnyWidget):
+class Controls(PanelWidget):
     """Draw the buttons, the progress and the status line; `press(name)` and `choose(backend)` are called back."""
 
-    _esm = Path(__file__).with_name("controls.js").read_text(encoding="utf-8")
+    _esm = script("controls.js")
     _css = Path(__file__).with_name("panel.css").read_text(encoding="utf-8")  # of the whole panel, brought once a page
     busy = traitlets.Bool(False).tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
@@ -28,16 +28,14 @@ class Controls(anywidget.AnyWidget):
     backends = traitlets.List().tag(sync=True)
 
     def __init__(self, press: Callable[[str], None], choose: Callable[[str], None],
-                 call: Callable[..., Any] = lambda function, *args: function(*args), **traits: Any) -> None:
-        super().__init__(backends=[list(item) for item in BACKENDS.items()], **traits)
-
-        def got(_widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+                 call: Callable[..., Any] = at_once, **traits: Any) -> None:
+        def got(message: dict[str, Any]) -> None:
             if message.get("press") in ("run", "stop", "reset"):
-                call(press, message["press"])
+                press(message["press"])
             elif message.get("backend") in BACKENDS:
-                call(choose, message["backend"])
+                choose(message["backend"])
 
-        self.on_msg(got)
+        super().__init__(got, call, backends=[list(item) for item in BACKENDS.items()], **traits)
 
     def say(self, sentence: str, tone: str = "info") -> None:
         """Show one sentence in the status line; tone "error" for what a person has to mend."""

@@ -21,6 +21,7 @@ const page = (path) => {
 };
 
 export default {
+  initialize: hello,
   render({ model, el }) {
     const box = document.createElement("div");
     box.className = "gd-export";

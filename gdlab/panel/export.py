@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
 from gdlab.experiment import Experiment
+from gdlab.panel.widget import PanelWidget, at_once, script
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 
@@ -21,24 +21,21 @@ MAX_BYTES = 50_000_000
 TYPES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet", "html": "text/html"}
 
 
-class Export(anywidget.AnyWidget):
+class Export(PanelWidget):
     """Draw the buttons; `wanted(kind)` is called for "csv", "parquet" and "html", and answered with `hand_over`."""
 
-    _esm = Path(__file__).with_name("export.js").read_text(encoding="utf-8")
+    _esm = script("export.js")
     query = traitlets.Unicode("").tag(sync=True)
     path = traitlets.Unicode("").tag(sync=True)
     name = traitlets.Unicode("gdlab").tag(sync=True)
     ready = traitlets.Bool(False).tag(sync=True)
 
-    def __init__(self, wanted: Callable[[str], None],
-                 call: Callable[..., Any] = lambda function, *args: function(*args), **traits: Any) -> None:
-        super().__init__(path=_own_path(), **traits)
-
-        def got(_widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+    def __init__(self, wanted: Callable[[str], None], call: Callable[..., Any] = at_once, **traits: Any) -> None:
+        def got(message: dict[str, Any]) -> None:
             if message.get("make") in TYPES:
-                call(wanted, message["make"])
+                wanted(message["make"])
 
-        self.on_msg(got)
+        super().__init__(got, call, path=_own_path(), **traits)
 
     def hand_over(self, kind: str, data: bytes, folder: Path) -> None:
         """Let the page save a file; one that is too large for a page is named instead."""

@@ -103,6 +103,7 @@ const build = (row, send) => {
 const shape = ({ text, error, when_on, ...fixed }) => JSON.stringify(fixed);
 
 export default {
+  initialize: hello,
   render({ model, el }) {
     const form = make("form", { class: "gd-form", "data-lm-suppress-shortcuts": "true", "aria-label": "Experiment",
       onsubmit: (event) => event.preventDefault() });

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
 from gdlab.experiment import MAX_WORKERS, Experiment
 from gdlab.panel import fields
+from gdlab.panel.widget import PanelWidget, at_once, script
 from gdlab.part import ExperimentError
 from gdlab.parts import Clip, Precision
 
@@ -21,10 +20,10 @@ LEARNING_RATES = {"Ravine": "0.001", "Cliff": "0.01"}
 """Where 0.1 is no sensible first learning rate: the curvature at the ravine's start is about 1,300, so lr < 0.0015."""
 
 
-class FormView(anywidget.AnyWidget):
+class FormView(PanelWidget):
     """Draw rows of controls; each edit comes back as a message {set: path, text: ...}."""
 
-    _esm = Path(__file__).with_name("form.js").read_text(encoding="utf-8")
+    _esm = script("form.js")
     rows = traitlets.List().tag(sync=True)
 
 
@@ -35,13 +34,12 @@ class Form:
     """
 
     def __init__(self, experiment: Experiment, show: Iterable[str] | None = None,
-                 call: Callable[..., Any] = lambda function, *args: function(*args)) -> None:
+                 call: Callable[..., Any] = at_once) -> None:
         self.on_change: list[Callable[[], None]] = []
         self.note = ""
         self._show = self._checked(show)
         self._start = experiment
-        self.widget = FormView()
-        self.widget.on_msg(lambda _widget, message, _buffers: call(self._got, message))
+        self.widget = FormView(self._got, call)
         self.load(experiment)
 
     @staticmethod

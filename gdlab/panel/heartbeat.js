@@ -1,6 +1,7 @@
 // The page beats once a second and the kernel answers each beat; each side notices when the other has gone.
 export default {
   initialize({ model }) {
+    listenForGood(model);
     const page = Math.random().toString(36).slice(2);
     const banner = document.createElement("div");
     banner.className = "gd-gone";

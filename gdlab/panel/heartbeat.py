@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
+
+from gdlab.panel.widget import PanelWidget, script
 
 VISIBLE_DEADLINE_S = 30.0
 """A page in front beats each second: so long a silence means that its tab, browser or network has gone."""
@@ -18,19 +18,18 @@ HIDDEN_DEADLINE_S = 180.0
 """Browsers let a page in the background run its timers only once a minute."""
 
 
-class Heartbeat(anywidget.AnyWidget):
+class Heartbeat(PanelWidget):
     """Call `on_found` when a first page shows this panel, `on_lost` when the last has gone (closed, crashed)."""
 
-    _esm = Path(__file__).with_name("heartbeat.js").read_text(encoding="utf-8")
+    _esm = script("heartbeat.js")
     answer_within_s = traitlets.Float(12.0).tag(sync=True)
 
     def __init__(self, on_lost: Callable[[], None], on_found: Callable[[], None] = lambda: None,
                  clock: Callable[[], float] = time.monotonic, **traits: Any) -> None:
-        super().__init__(**traits)
+        super().__init__(self._got, **traits)
         self._on_lost, self._on_found, self._clock = on_lost, on_found, clock
         self._pages: dict[str, tuple[float, bool]] = {}
         self._task: asyncio.Task[None] | None = None
-        self.on_msg(self._got)
 
     @property
     def pages(self) -> int:
@@ -44,7 +43,7 @@ class Heartbeat(anywidget.AnyWidget):
         except RuntimeError:
             self._task = None
 
-    def _got(self, _widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+    def _got(self, message: dict[str, Any]) -> None:
         page = message.get("beat")
         if not isinstance(page, str):
             return

@@ -1,5 +1,6 @@
 // The runs so far, one a line: which are drawn, what differs between them, and what came out.
 export default {
+  initialize: hello,
   render({ model, el }) {
     const box = document.createElement("div");
     box.className = "gd-history";

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
 from gdlab.experiment import Experiment
+from gdlab.panel.widget import PanelWidget, at_once, script
 from gdlab.trace import Trace
 from gdlab.views import what_differs
 from gdlab.views.loss import RUN_COLOURS
@@ -33,10 +32,10 @@ class Entry:
     shown: bool = True
 
 
-class HistoryView(anywidget.AnyWidget):
+class HistoryView(PanelWidget):
     """Draw the table of runs."""
 
-    _esm = Path(__file__).with_name("history.js").read_text(encoding="utf-8")
+    _esm = script("history.js")
     runs = traitlets.List().tag(sync=True)
     columns = traitlets.List(list(COLUMNS)).tag(sync=True)
 
@@ -45,11 +44,10 @@ class History:
     """Keep the last runs; `on_change` is called when another set of them is to be drawn, `on_use` with settings."""
 
     def __init__(self, on_change: Callable[[], None], on_use: Callable[[Experiment], None],
-                 call: Callable[..., Any] = lambda function, *args: function(*args)) -> None:
+                 call: Callable[..., Any] = at_once) -> None:
         self.entries: list[Entry] = []
         self._on_change, self._on_use, self._made = on_change, on_use, 0
-        self.widget = HistoryView()
-        self.widget.on_msg(lambda _widget, message, _buffers: call(self._got, message))
+        self.widget = HistoryView(self._got, call)
 
     def add(self, trace: Trace, backend: str) -> Entry:
         """Keep a finished run."""

@@ -103,7 +103,7 @@ def test_a_dead_kernel_takes_its_workers_along_and_the_page_says_so(page: Any, d
     press(page, "Run")
     workers = wait_until(lambda: ranks(dashboard), 40, "the workers run")
     dashboard.kernels()[0].kill()
-    gone, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
     page.get_by_role("alert").filter(has_text="kernel does not answer").wait_for(timeout=40_000)
     close(page)
@@ -191,6 +191,18 @@ def test_a_lesson_shows_its_run_and_only_its_knobs(page: Any, dashboard: Server,
     assert labels[0].startswith("Workers") and len(labels) == 4
     page.screenshot(path=artifacts / "lesson-03.png", full_page=True)
     assert not page.problems
+    close(page)
+
+
+def test_a_slow_browser_follows_a_run_to_its_last_point(page: Any, dashboard: Server) -> None:
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 4})
+    open_lab(page, dashboard, "updates=100&workers=2&compute_time=Constant&compute_time.value=0.02")
+    press(page, "Run")
+    wait_until(lambda: 0 < page.evaluate(POINTS, "loss") and "100 of 100" not in status(page), 60, "figures grow live")
+    page.wait_for_function("() => document.querySelector('.gd-history tbody tr')", timeout=90_000)
+    finish(page, 90)
+    last = "() => document.querySelector('.gd-figure-loss .js-plotly-plot').data.at(-1).x.at(-1)"
+    wait_until(lambda: page.evaluate(last) == 100, 30, "the last point is drawn")
     close(page)
 
 
