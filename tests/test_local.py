@@ -212,6 +212,30 @@ def test_every_rank_leaves_the_all_reduce_after_the_same_step():
     assert len(trace.applied) == 4 * trace.path_versions[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_many_runs_at_once_of_every_kind_end_as_they_should():
+    draw = np.random.default_rng(1)
+    strategies = [gd.Sync(), SERVER, gd.Sync(backups=1, exchange="server"), gd.Async(), gd.Async(staleness_bound=1),
+                  gd.Async(batch=3), gd.LocalSGD(2)]
+    for _ in range(16):
+        runs = []
+        for _ in range(3):
+            exp = quick(problem=gd.Ravine(), optimizer=gd.SGD(1e-4), workers=int(draw.integers(2, 5)),
+                        strategy=strategies[draw.integers(len(strategies))], updates=int(draw.choice([1, 5, 40])),
+                        compute_time=[None, gd.Exponential(0.003)][draw.integers(2)])
+            runs.append((gd.launch(exp), exp, draw.random() < 0.25))
+        for run, exp, stop in runs:
+            if stop:
+                run.stop()
+            trace = run.wait(PATIENCE_S)
+            assert not alive(run._pids.values()) and trace.torn == 0
+            if run.state == "done":
+                assert trace.applied["version"].max() == exp.updates == trace.path_versions[-1]
+            else:
+                assert stop and run.state == "stopped"
+
+
 def test_one_slow_rank_costs_synchronous_ranks_more_than_asynchronous_ones():
     law, slow = gd.Exponential(0.03), (1, 1, 1, 0.25)
     base = quick(compute_time=law, updates=20, strategy=SERVER)

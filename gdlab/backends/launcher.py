@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import select
 import signal
 import socket
 import threading
 import time
+from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from gdlab.backends.crew import crew_of, needs_server
@@ -103,7 +103,7 @@ class Launcher:
         idles = self._link is not None and self._link.facts is not None and IDLE_S != float("inf")
         if wait is None and idles:
             wait = max(0.0, self._idle_since + IDLE_S - time.monotonic())
-        ready, _, _ = select.select(links, [], [], wait)
+        ready = wait_for(links, wait)  # Not select, which knows no descriptor above 1023.
         if self._near in ready:
             self._near.recv(4096)
             self._take()

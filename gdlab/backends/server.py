@@ -115,9 +115,10 @@ class Server:
         self._last[rank] = step
         if self._cancelled[rank] or message.kind == DROPPED:
             self._cancelled[rank] = False
-            self._write(step)
             if self._owed[rank]:
                 self._let_read(rank)
+                step.released_s = time.monotonic() - self.t0
+            self._write(step)
             return
         if self._costs.server_s:
             time.sleep(self._costs.server_s)
