@@ -215,7 +215,8 @@ class Trace:
     @property
     def applied(self) -> np.ndarray:
         """The pushes that were applied (version > 0)."""
-        return self.pushes[self.pushes["version"] > 0]
+        rows = self.pushes  # Read once: the run may go on.
+        return rows[rows["version"] > 0]
 
     @property
     def torn(self) -> int:
@@ -247,13 +248,13 @@ class Trace:
     @property
     def path_seconds(self) -> np.ndarray:
         """The time in seconds at which each row of `path` came to be; 0 for the start."""
-        rows = self.applied
-        last = int(max(rows["version"].max(initial=0), self.path_versions.max(initial=0)))
+        rows, versions = self.applied, self.path_versions
+        last = int(max(rows["version"].max(initial=0), versions.max(initial=0)))
         when = np.full(last + 1, -np.inf)
         np.maximum.at(when, rows["version"], rows["applied_s"])
         when[0] = 0.0
         when[np.isinf(when)] = np.nan
-        return when[self.path_versions]
+        return when[versions]
 
     @property
     def local_path(self) -> dict[int, np.ndarray]:
