@@ -68,7 +68,6 @@ def main() -> None:
     parser.add_argument("--exchange", choices=("allreduce", "server"), default="allreduce")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ["GDLAB_RUNS"] = tempfile.mkdtemp(prefix="gdlab-latency-")
     experiment = gd.Experiment(workers=options.ranks, updates=1, strategy=gd.Sync(exchange=options.exchange))
 
     import torch.multiprocessing  # noqa: F401 - loaded beforehand, as the zygote is
@@ -92,4 +91,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory(prefix="gdlab-latency-", ignore_cleanup_errors=True) as folder:
+        os.environ["GDLAB_RUNS"] = folder
+        main()

@@ -177,7 +177,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    os.environ["GDLAB_RUNS"] = tempfile.mkdtemp(prefix="gdlab-orphans-")
     kernel = Kernel()
     total = 0
     try:
@@ -197,4 +196,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory(prefix="gdlab-orphans-", ignore_cleanup_errors=True) as folder:
+        os.environ["GDLAB_RUNS"] = folder
+        main()
