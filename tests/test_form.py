@@ -159,15 +159,15 @@ def test_a_precision_preset_sets_its_parts_and_a_changed_part_is_an_own_mix() ->
     assert shown(form)["precision"].text == "" and form.experiment.precision.rounding == "stochastic"
 
 
-def test_the_ravine_gets_a_learning_rate_that_suits_it_unless_one_was_chosen() -> None:
+def test_the_ravine_gets_settings_that_suit_it_unless_some_were_chosen() -> None:
     form = Form(gd.Experiment())
     form.set("problem", "Ravine")
-    assert form.experiment.optimizer.lr == 0.001 and "0.001" in form.note
+    assert form.experiment.optimizer == gd.SGD(lr=0.001, momentum=0.9) and "0.001" in form.note
     form.set("problem", "Digits")
-    assert form.experiment.optimizer.lr == 0.1
+    assert form.experiment.optimizer == gd.SGD()
     form.set("optimizer.lr", "0.03")
     form.set("problem", "Ravine")
-    assert form.experiment.optimizer.lr == 0.03 and form.note == ""
+    assert form.experiment.optimizer == gd.SGD(lr=0.03) and form.note == ""
 
 
 def test_show_leaves_only_the_controls_that_a_lesson_needs() -> None:

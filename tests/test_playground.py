@@ -337,6 +337,15 @@ def test_the_history_is_bounded_and_its_runs_can_be_hidden_used_and_forgotten(tm
     assert len(playground.history.entries) == history.MAX_RUNS
 
 
+def test_only_runs_of_one_problem_are_drawn_together(tmp_path: Any) -> None:
+    playground = Playground(SMALL.replace(updates=5), backend="virtual", figures=["loss"])
+    playground.run_once()
+    playground.form.set("problem", "Saddle")
+    playground.run_once()
+    assert [entry.shown for entry in playground.history.entries] == [False, True]
+    assert [row["color"] == "transparent" for row in playground.history.widget.runs] == [True, False]
+
+
 def test_progress_follows_the_end_that_is_nearest() -> None:
     assert controls.progress(SMALL, 15, 99.0) == 0.5
     assert controls.progress(SMALL.replace(seconds=2.0), 15, 1.5) == 0.75

@@ -35,7 +35,8 @@ class Controls(PanelWidget):
             elif message.get("backend") in BACKENDS:
                 choose(message["backend"])
 
-        super().__init__(got, call, backends=[list(item) for item in BACKENDS.items()], **traits)
+        super().__init__(got, call, backends=[list(item) for item in BACKENDS.items()],
+                         _dom_classes=("gd-bar",), **traits)
 
     def say(self, sentence: str, tone: str = "info") -> None:
         """Show one sentence in the status line; tone "error" for what a person has to mend."""

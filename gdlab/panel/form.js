@@ -67,7 +67,7 @@ const controls = (row, send, id) => {
     text.dataset.sent = next.text;
     text.setAttribute("aria-invalid", next.error ? "true" : "false");
     const off = next.optional && next.text === "";
-    text.placeholder = off ? next.when_off : "";
+    text.placeholder = off || next.type === "text" ? next.when_off : "";
     if (toggle) toggle.checked = !off;
     if (slider) {
       slider.disabled = off;

@@ -16,8 +16,10 @@ from gdlab.parts import Clip, Precision
 
 MAX_SLOWDOWN = 1000.0
 
-LEARNING_RATES = {"Ravine": "0.001", "Cliff": "0.01"}
-"""Where 0.1 is no sensible first learning rate: the curvature at the ravine's start is about 1,300, so lr < 0.0015."""
+SUITABLE = {"Ravine": {"lr": "0.001", "momentum": "0.9"}}
+"""First settings of SGD where the defaults diverge: the curvature at the ravine's start is 1,330, so lr < 0.0015."""
+
+USUAL = {"lr": "0.1", "momentum": "0"}
 
 
 class FormView(PanelWidget):
@@ -133,14 +135,14 @@ class Form:
         else:
             self._draft[path] = fields.draft_of(possible[kind]())
         if path == "problem" and before:
-            self._suggest_learning_rate(before["kind"], kind)
+            self._suit(before["kind"], kind)
 
-    def _suggest_learning_rate(self, before: str, after: str) -> None:
+    def _suit(self, before: str, after: str) -> None:
         optimizer = self._draft["optimizer"]
-        old, new = (LEARNING_RATES.get(kind, "0.1") for kind in (before, after))
-        if optimizer["kind"] == "SGD" and optimizer["lr"] == old != new:
-            optimizer["lr"] = new
-            self.note = f"The learning rate was set to {new}, which suits this problem."
+        old, new = (SUITABLE.get(kind, USUAL) for kind in (before, after))
+        if optimizer["kind"] == "SGD" and old != new and old.items() <= optimizer.items():
+            optimizer.update(new)
+            self.note = f"Learning rate {new['lr']} and momentum {new['momentum']} were set, which suit this problem."
 
     def _choose_clip(self, rule: str) -> None:
         if rule and rule not in fields.CLIP_RULES:

@@ -53,6 +53,9 @@ class History:
         """Keep a finished run."""
         entry = Entry(f"run-{self._made}", trace, trace.experiment, backend, trace.summary())
         self._made += 1
+        for earlier in self.entries:
+            if type(earlier.experiment.problem) is not type(entry.experiment.problem):
+                earlier.shown = False  # losses of different problems have no common scale
         self.entries = [*self.entries, entry][-MAX_RUNS:]
         self._publish()
         return entry
