@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from servers import Server, serving
+from servers import Server, serving, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -136,3 +137,42 @@ def test_charts_follow_the_theme_and_the_width_and_say_what_they_show(voila: Ser
     assert errors(page) == []
 
 
+
+
+@pytest.fixture(scope="module")
+def jupyter(notebooks: Path) -> Iterator[Server]:
+    root = str(Path(__file__).resolve().parents[2])
+    words = ["-m", "jupyterlab", "--no-browser", "--port", "{port}", "--ServerApp.port_retries=0", "--allow-root"]
+    with serving(words, notebooks, token="charts", ready="/api", PYTHONPATH=root) as server:
+        yield server
+
+
+def run_cell(page: Any, number: int) -> None:
+    """Run a cell of the notebook; keys that come before JupyterLab has bound them are pressed again."""
+    prompt = page.locator(".jp-CodeCell").nth(number).locator(".jp-InputPrompt")
+
+    def has_run() -> bool:
+        if prompt.inner_text().strip() == "[ ]:":
+            page.locator(".jp-CodeCell .cm-content").nth(number).click()
+            page.keyboard.press("Shift+Enter")
+            page.wait_for_timeout(1000)
+        return re.fullmatch(r"\[\d+\]:", prompt.inner_text().strip()) is not None
+
+    wait_until(has_run, 40, f"cell {number} was run")
+
+
+def test_in_jupyterlab_a_page_that_is_reloaded_while_its_kernel_goes_on_misses_no_point(
+    jupyter: Server, notebooks: Path, page: Any
+) -> None:
+    page.goto(f"{jupyter.url}/lab/tree/charts.ipynb?token={jupyter.token}&reset")
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(timeout=60_000)
+    for number in range(2):
+        run_cell(page, number)
+    page.wait_for_function(f"({LENGTHS})().some((n) => n > 0)", timeout=60_000)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+s")  # what is not saved has no output to restore
+    wait_until(lambda: nbformat.read(notebooks / "charts.ipynb", 4).cells[1].outputs, 20, "the notebook was saved")
+    page.reload()
+    wait_for_the_end(page)
+    assert errors(page) == []
