@@ -95,10 +95,9 @@ def test_a_folder_that_cannot_be_made_is_named(capsys: pytest.CaptureFixture[str
     assert err.count("\n") == 1
 
 
-def test_a_run_that_fails_names_the_rank_and_leaves_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_says_why_and_leaves_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "run", "--problem", "Torch", "--problem.factory", "nosuch:factory", "--workers", "2")
     assert code == cli.FAILED
-    assert "rank" in err.lower()
     assert "nosuch" in err
     assert err.count("\n") == 1
 
