@@ -31,7 +31,8 @@ def ranks(server: Server) -> list[psutil.Process]:
 def open_lab(page: Any, server: Server, lab: str = "00_start") -> Any:
     page.goto(f"{server.url}/lab/tree/{lab}.ipynb?token={server.token}&reset")
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=90_000)
-    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(timeout=90_000)
+    wait_until(server.kernels, 60, "a kernel was started")  # before that the page says idle too
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
     menu(page, "Run", "Run All Cells")
     page.get_by_role("button", name="Run", exact=True).wait_for(timeout=60_000)
     page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
