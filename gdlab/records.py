@@ -11,6 +11,7 @@ import math
 import os
 import struct
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,20 @@ PUSH = np.dtype([
 RECORD = np.dtype([("kind", "<i4"), *PUSH.descr])
 KIND_PUSH, KIND_RELEASE = 1, 2
 LOSS = np.dtype([("version", "<i8"), ("loss", "<f8")])
+
+SAMPLES = 256
+"""About so many versions, or steps of a worker, are looked at more closely in a run."""
+COORDINATES = 128
+LOWEST_EXPONENT, HIGHEST_EXPONENT = -160, 130
+EXPONENT_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
+EXPONENTS = np.dtype([
+    ("worker", "<i4"), ("step", "<i8"), ("loss_scale", "<f8"), ("zeros", "<i8"), ("nonfinite", "<i8"),
+    ("underflow", "<i8"), ("counts", "<u4", (EXPONENT_BINS,)),
+])
+"""A worker's gradient as the backward pass gave it, still times loss_scale: counts[k] values have floor(log2|g|) =
+LOWEST_EXPONENT + k (the ends hold what lies beyond). `underflow`: how many values were pushed as 0 though wider
+arithmetic finds them not 0; -1 where that was not looked for."""
+
 PATH_LIMIT_BYTES = 64 * 2**20
 FLUSH_EVERY_S = 0.1
 
@@ -94,6 +109,25 @@ def path_dtype(parameters: int, dtype: str) -> np.dtype:
     return np.dtype([("version", "<i8"), ("x", np.dtype(dtype).newbyteorder("<"), (parameters,))])
 
 
+def updates_dtype(parameters: int) -> np.dtype:
+    """Return the record of one sampled update, of at most COORDINATES evenly spaced coordinates.
+
+    `version`: the one that it starts from; `weight`: as stored there; `update`: what the optimizer wants to add to it,
+    in float64; `lost_fraction`: over all coordinates, NaN where the step was skipped.
+    """
+    kept = (min(parameters, COORDINATES),)
+    return np.dtype([("version", "<i8"), ("index", "<u4", kept), ("weight", "<f8", kept), ("update", "<f8", kept),
+                     ("lost_fraction", "<f8")])
+
+
+def sampled(number: int, updates: int | None) -> bool:
+    """Tell whether a version or a step is looked at more closely: 0, and about SAMPLES of a run of `updates`.
+
+    The stride is a power of two; where `updates` is not known it grows on the way.
+    """
+    return number % (1 << (((updates or number) - 1) // SAMPLES).bit_length()) == 0
+
+
 def path_stride(parameters: int, dtype: str, updates: int | None) -> int:
     """Return the power of two at which a path of `updates` versions stays within 64 MB; chosen beforehand."""
     size = path_dtype(parameters, dtype).itemsize
@@ -125,10 +159,7 @@ class PathWriter(Appender):
         self.close()
 
     def _add(self, version: int, x: Any) -> None:
-        if hasattr(x, "detach"):
-            x = x.detach().cpu()
-            x = (x.double() if self._dtype.itemsize == 8 else x.float()).numpy()
-        super().append(struct.pack("<q", version) + np.ascontiguousarray(x, dtype=self._dtype).tobytes())
+        super().append(struct.pack("<q", version) + _array(x, self._dtype).tobytes())
         self._last = version
 
 
@@ -149,6 +180,100 @@ class LossWriter(Appender):
     def append(self, version: int, loss: float) -> None:  # type: ignore[override]
         """Add the objective at one version."""
         super().append(_pack_loss(version, loss))
+
+
+class ExponentWriter(Appender):
+    """Write the exponents of sampled gradients to `exponents-<writer>.bin`, records of dtype EXPONENTS."""
+
+    def __init__(self, folder: str | Path, writer: str, updates: int | None) -> None:
+        super().__init__(Path(folder) / f"exponents-{writer}.bin")
+        self.due = partial(sampled, updates=updates)
+
+    def append(self, worker: int, step: int, loss_scale: float, gradient: Any,  # type: ignore[override]
+               underflow: int = -1) -> None:
+        """Add one gradient (array or tensor)."""
+        sizes = np.abs(_array(gradient, np.dtype("f8")))
+        finite, zeros = np.isfinite(sizes), int((sizes == 0).sum())
+        exponents = np.frexp(sizes[finite & (sizes > 0)])[1] - 1
+        counts = np.bincount(np.clip(exponents, LOWEST_EXPONENT, HIGHEST_EXPONENT) - LOWEST_EXPONENT,
+                             minlength=EXPONENT_BINS)
+        row = (worker, step, loss_scale, zeros, int((~finite).sum()), underflow, counts)
+        super().append(np.array(row, EXPONENTS).tobytes())
+
+
+class UpdateWriter(Appender):
+    """Write sampled updates of `index`, evenly spaced coordinates, to `updates.bin`; see updates_dtype."""
+
+    def __init__(self, folder: str | Path, parameters: int, updates: int | None) -> None:
+        super().__init__(Path(folder) / "updates.bin")
+        self.due = partial(sampled, updates=updates)
+        kept = min(parameters, COORDINATES)
+        self.index, self._dtype = np.arange(kept) * parameters // kept, updates_dtype(parameters)
+
+    def append(self, version: int, weight: Any, update: Any, lost_fraction: float) -> None:  # type: ignore[override]
+        """Add the update that starts from a version (arrays or tensors, of the coordinates in `index`)."""
+        row = (version, self.index, *(_array(x, np.dtype("f8")) for x in (weight, update)), lost_fraction)
+        super().append(np.array(row, self._dtype).tobytes())
+
+
+def _array(x: Any, dtype: np.dtype) -> np.ndarray:
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        x = (x.double() if dtype.itemsize == 8 else x.float()).numpy()
+    return np.ascontiguousarray(x, dtype=dtype)
+
+
+def tail(file: Path, offset: int, itemsize: int) -> bytes:
+    """Return the whole records of a file from `offset` on; none where there is no file."""
+    try:
+        with open(file, "rb") as opened:
+            opened.seek(offset)
+            data = opened.read()
+    except FileNotFoundError:
+        return b""
+    return data[: len(data) - len(data) % itemsize]
+
+
+def as_pushes(records: np.ndarray) -> np.ndarray:
+    """Return records of an events file as rows of dtype PUSH."""
+    rows = np.empty(len(records), PUSH)
+    for name in PUSH.names or ():
+        rows[name] = records[name]
+    return rows
+
+
+def read_json(file: Path) -> dict[str, Any] | None:
+    """Return the content of a small JSON file; None where there is none, or none that can be read."""
+    try:
+        return json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def read_surface(file: Path) -> dict[str, Any]:
+    """Return the arrays of one surface."""
+    with np.load(file, allow_pickle=False) as held:
+        return {name: held[name].item() if held[name].ndim == 0 else held[name] for name in held.files}
+
+
+def read_exponents(folder: Path) -> np.ndarray:
+    """Return the sampled gradients' exponents of a run, in order of (step, worker)."""
+    files = sorted(folder.glob("exponents-*.bin"))
+    rows = np.frombuffer(b"".join(tail(file, 0, EXPONENTS.itemsize) for file in files), EXPONENTS)
+    return rows[np.lexsort((rows["worker"], rows["step"]))]
+
+
+def underflow_share(exponents: np.ndarray) -> float:
+    """Return the share of gradient values that a narrow format took to 0; NaN where that was not looked for."""
+    rows = exponents[exponents["underflow"] >= 0]
+    values = rows["counts"].sum(-1, dtype="i8") + rows["zeros"] + rows["nonfinite"]
+    return float((rows["underflow"] / values).mean()) if len(rows) else math.nan
+
+
+def read_updates(folder: Path) -> np.ndarray:
+    """Return the sampled updates of a run, in order of version."""
+    dtype = updates_dtype((read_json(folder / "path.json") or {"parameters": 0})["parameters"])
+    return np.frombuffer(tail(folder / "updates.bin", 0, dtype.itemsize), dtype)
 
 
 def write_json(folder: str | Path, name: str, data: dict[str, Any]) -> None:

@@ -13,22 +13,33 @@ import numpy as np
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.records import (
+    EXPONENTS,
     KIND_PUSH,
     LOSS,
     PUSH,
     RECORD,
     EventWriter,
+    ExponentWriter,
     LocalPathWriter,
     LossWriter,
     PathWriter,
+    UpdateWriter,
+    as_pushes,
     path_dtype,
+    read_exponents,
+    read_json,
+    read_surface,
+    read_updates,
+    tail,
+    underflow_share,
     write_json,
     write_run,
     write_surface,
 )
 
-__all__ = ["PUSH", "Chunk", "EventWriter", "Follower", "LocalPathWriter", "LossWriter", "PathWriter", "Trace",
-           "TraceError", "open_trace", "read_run", "write_json", "write_run", "write_surface"]
+__all__ = ["EXPONENTS", "PUSH", "Chunk", "EventWriter", "ExponentWriter", "Follower", "LocalPathWriter", "LossWriter",
+           "PathWriter", "Trace", "TraceError", "UpdateWriter", "open_trace", "read_run", "write_json", "write_run",
+           "write_surface"]
 
 
 class TraceError(ValueError):
@@ -44,30 +55,6 @@ def read_run(folder: str | Path) -> dict[str, Any]:
         raise TraceError(f"{folder} holds no run: it has no run.json.") from None
     except ValueError as error:
         raise TraceError(f"{file} is damaged ({error}): the run cannot be opened.") from None
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    try:
-        return json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _tail(file: Path, offset: int, itemsize: int) -> bytes:
-    try:
-        with open(file, "rb") as opened:
-            opened.seek(offset)
-            data = opened.read()
-    except FileNotFoundError:
-        return b""
-    return data[: len(data) - len(data) % itemsize]
-
-
-def _pushes(records: np.ndarray) -> np.ndarray:
-    rows = np.empty(len(records), PUSH)
-    for name in PUSH.names or ():
-        rows[name] = records[name]
-    return rows
 
 
 @dataclass
@@ -96,7 +83,7 @@ class Follower:
 
     def _new(self, name: str, dtype: np.dtype) -> np.ndarray:
         offset = self._offsets.get(name, 0)
-        data = _tail(self.folder / name, offset, dtype.itemsize)
+        data = tail(self.folder / name, offset, dtype.itemsize)
         self._offsets[name] = offset + len(data)
         return np.frombuffer(data, dtype)
 
@@ -105,12 +92,12 @@ class Follower:
         files = sorted(file.name for file in self.folder.glob("events-*.bin"))
         records = [self._new(name, RECORD) for name in files]
         rows = np.concatenate(records) if records else np.empty(0, RECORD)
-        shape = _read_json(self.folder / "path.json")
+        shape = read_json(self.folder / "path.json")
         path = self._new("path.bin", path_dtype(shape["parameters"], shape["dtype"])) if shape else None
         pushed = rows["kind"] == KIND_PUSH
         return Chunk(
-            pushes=_pushes(rows[pushed]),
-            releases=_pushes(rows[~pushed]),
+            pushes=as_pushes(rows[pushed]),
+            releases=as_pushes(rows[~pushed]),
             path_versions=path["version"] if path is not None else np.empty(0, "<i8"),
             path=path["x"] if path is not None else np.empty((0, 0)),
             losses=self._new("losses.bin", LOSS),
@@ -122,12 +109,7 @@ class Follower:
         if not files or files[-1] == self._surface:
             return None
         self._surface = files[-1]
-        return _load_surface(self.folder / files[-1])
-
-
-def _load_surface(file: Path) -> dict[str, Any]:
-    with np.load(file, allow_pickle=False) as held:
-        return {name: held[name].item() if held[name].ndim == 0 else held[name] for name in held.files}
+        return read_surface(self.folder / files[-1])
 
 
 @dataclass
@@ -196,10 +178,10 @@ class Trace:
         return self._cached("pushes", self._events, self._read_pushes)
 
     def _read_pushes(self) -> np.ndarray:
-        parts = [np.frombuffer(_tail(file, 0, RECORD.itemsize), RECORD) for file in self._events]
+        parts = [np.frombuffer(tail(file, 0, RECORD.itemsize), RECORD) for file in self._events]
         rows = np.concatenate(parts) if parts else np.empty(0, RECORD)
         pushed = rows["kind"] == KIND_PUSH
-        pushes, releases = _pushes(rows[pushed]), rows[~pushed]
+        pushes, releases = as_pushes(rows[pushed]), rows[~pushed]
         if len(releases) and len(pushes):
             keys = pushes["worker"].astype("i8") << 40 | pushes["step"]
             wanted = releases["worker"].astype("i8") << 40 | releases["step"]
@@ -224,11 +206,11 @@ class Trace:
         return sum(file.stat().st_size % RECORD.itemsize > 0 for file in self._events)
 
     def _records(self, name: str) -> np.ndarray | None:
-        shape = _read_json(self.folder / f"{name}.json")
+        shape = read_json(self.folder / f"{name}.json")
         if shape is None:
             return None
         dtype = path_dtype(shape["parameters"], shape["dtype"])
-        return np.frombuffer(_tail(self.folder / f"{name}.bin", 0, dtype.itemsize), dtype)
+        return np.frombuffer(tail(self.folder / f"{name}.bin", 0, dtype.itemsize), dtype)
 
     @property
     def _path(self) -> np.ndarray | None:
@@ -263,10 +245,20 @@ class Trace:
         return {worker: records for worker, records in sorted(found.items()) if records is not None}
 
     @property
+    def exponents(self) -> np.ndarray:
+        """The exponents of sampled gradients, in order of (step, worker): records of dtype EXPONENTS."""
+        return read_exponents(self.folder)
+
+    @property
+    def updates(self) -> np.ndarray:
+        """Sampled updates of some coordinates, in order of version: see `records.updates_dtype`."""
+        return read_updates(self.folder)
+
+    @property
     def losses(self) -> np.ndarray:
         """The full objective at each row of `path`; NaN where it was not evaluated."""
         values = np.full(len(self.path_versions), np.nan)
-        seen = np.frombuffer(_tail(self.folder / "losses.bin", 0, LOSS.itemsize), LOSS)
+        seen = np.frombuffer(tail(self.folder / "losses.bin", 0, LOSS.itemsize), LOSS)
         at = np.searchsorted(self.path_versions, seen["version"])
         good = at < len(values)
         values[at[good]] = seen["loss"][good]
@@ -276,12 +268,16 @@ class Trace:
     def surface(self) -> dict[str, Any] | None:
         """The objective on a grid: `x`, `y`, `loss` and `kind`; for more than two parameters also the plane."""
         files = sorted(self.folder.glob("surface-*.npz"))
-        return self._cached("surface", files[-1:], lambda: _load_surface(files[-1])) if files else None
+        return self._cached("surface", files[-1:], lambda: read_surface(files[-1])) if files else None
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the run as a dict; times in seconds, NaN or None where there is nothing to say."""
+        """Return the figures of the run as a dict; times in seconds, NaN or None where there is nothing to say.
+
+        `underflow`: the share of gradient values that a narrow format took to 0 (NaN where none was looked for);
+        `lost_fraction`: the share of updates that did not reach the weights, by underflow or by rounding.
+        """
         rows, experiment = self.applied, self.experiment
-        final = _read_json(self.folder / "final.json") or {}
+        final = read_json(self.folder / "final.json") or {}
         losses, seconds = self.losses, float(rows["applied_s"].max(initial=0.0))
         known = losses[~np.isnan(losses)]
         gradients = len(rows) * getattr(experiment.strategy, "period", 1)
@@ -291,7 +287,9 @@ class Trace:
         if experiment.target_loss is not None:
             hit = np.flatnonzero(losses <= experiment.target_loss)
             to_target = float(self.path_seconds[hit[0]]) if len(hit) else None
-        lost = rows["lost_fraction"][~np.isnan(rows["lost_fraction"])]
+        skipped = np.isnan(rows["lost_fraction"])
+        lost = float(rows["lost_fraction"][~skipped].mean()) if not skipped.all() else float("nan")
+        underflow = underflow_share(self.exponents)
         return {
             "updates": int(rows["version"].max(initial=0)),
             "gradients": gradients,
@@ -305,7 +303,9 @@ class Trace:
             "wait_fraction": float((whole["released_s"] - whole["computed_s"]).sum()) / busy if busy > 0 else 0.0,
             "nonfinite": int((rows["nonfinite"] > 0).sum()),
             "clipped": int((rows["clip_scale"] < 1).sum()),
-            "lost_fraction": float(lost.mean()) if len(lost) else float("nan"),
+            "skipped": len(np.unique(rows["version"][skipped])),
+            "underflow": underflow,
+            "lost_fraction": lost if np.isnan(underflow) else underflow + (1 - underflow) * np.nan_to_num(lost),
         }
 
     # ---- exports ----
