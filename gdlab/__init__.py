@@ -25,6 +25,9 @@ _HOMES = {
     "gdlab.trace": ("Trace", "open_trace"),
     "gdlab.backends": ("launch", "run", "Run", "RankFailed"),
     "gdlab.panel": ("Playground",),
+    "gdlab.panel.predict": ("predict",),
+    "gdlab.panel.check": ("check",),
+    "gdlab.panel.progress": ("progress",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = ("theory", "views", "laws", "formats", "clipping")

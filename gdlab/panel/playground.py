@@ -17,16 +17,19 @@ from gdlab.panel.history import History
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 
+FIRST = "first commit to a prediction in the question above; then Run shows what happens."
+
 
 class Playground:
     """Show an experiment's controls and figures; `show` names the only settings, `figures` the only figures wanted.
 
     `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
-    sets the experiment in place of `experiment`. Nothing runs before a person presses Run or code calls `run_once`.
+    sets the experiment in place of `experiment`. Nothing runs before a person presses Run or code calls `run_once`;
+    Run waits until each prediction of `predict` (one or several of gd.predict) is committed.
     """
 
     def __init__(self, experiment: Experiment | None = None, show: Iterable[str] | None = None,
-                 backend: str | None = None, figures: Iterable[str] | None = None) -> None:
+                 backend: str | None = None, figures: Iterable[str] | None = None, predict: Any = ()) -> None:
         if backend is not None and backend not in controls.BACKENDS:
             raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
                                   f"{', '.join(controls.BACKENDS)}.")
@@ -36,6 +39,7 @@ class Playground:
         self._environment: dict[str, Any] = {}
         self._latest: Trace | None = None
         self._warmed = False
+        self._predictions = (predict,) if hasattr(predict, "commit") else tuple(predict)
         self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
         call = self.link.call
         self.heartbeat = Heartbeat(self._page_lost, self._page_found)
@@ -47,6 +51,9 @@ class Playground:
         self.form.on_change.append(self._changed)
         if linked is not None:
             self.form.load(linked)
+        for prediction in self._predictions:
+            prediction.waits_for_run = True
+            prediction.on_change.append(self._changed)
         self._changed()
         self.widget = self._layout()
         self.heartbeat.watch()
@@ -81,7 +88,7 @@ class Playground:
         experiment = self.form.experiment
         self.controls.busy = True
         try:
-            run = link.follow(experiment, backend or self.controls.backend, self._begin, self._make, self._frame)
+            run = self.link.follow(experiment, backend or self.controls.backend)
             self._end(run, self._finish(run), None)
         finally:
             self.controls.busy = False
@@ -93,13 +100,16 @@ class Playground:
         if name == "run":
             self._run()
         elif name == "stop":
-            if self.link.busy:
+            if self.controls.busy:
                 self.controls.say("Stopping …")
             self.link.stop()
         else:
             self.form.reset()
 
     def _run(self) -> None:
+        if not all(prediction.committed for prediction in self._predictions):
+            self.controls.say(f"Not started: {FIRST}", "error")
+            return
         try:
             experiment = self.form.experiment
         except ExperimentError as error:
@@ -128,6 +138,8 @@ class Playground:
                 self.controls.say(self.form.note)
             return
         sentence = f"Run starts {_crew(experiment, self.controls.backend)}."
+        if not all(prediction.committed for prediction in self._predictions):
+            sentence = FIRST.capitalize()
         if self._link_error:
             self.controls.say(self._link_error, "error")
             self._link_error = ""
@@ -189,6 +201,8 @@ class Playground:
             self.export.name = run.folder.name
         if run.state == "done":
             self.controls.fraction = 1.0
+        for prediction in self._predictions:
+            prediction.ran()
         self.controls.say(_sentence(run.message), "error" if run.state == "failed" else "info")
 
     def _compare(self) -> None:

@@ -1,0 +1,87 @@
+"""How far a reader is: every prediction and check, kept in memory and in the reader's runs folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gdlab.panel.piece import PieceView
+
+EMPTY = "Nothing to answer yet: predictions and checks appear here as you meet them."
+
+
+def file() -> Path:
+    """Return where progress is kept: progress.json in $GDLAB_RUNS, else in ./runs."""
+    return Path(os.environ.get("GDLAB_RUNS") or "runs").absolute() / "progress.json"
+
+
+def lab() -> str:
+    """Return the name of the notebook that this kernel belongs to, where it was told, else "notebook"."""
+    return Path(os.environ.get("JPY_SESSION_NAME") or os.environ.get("PATH_INFO") or "notebook").stem
+
+
+class Progress:
+    """Hold what the reader has answered: question -> kind, lab, answer, right (None: not known yet), attempts, time."""
+
+    here: ClassVar[dict[str, dict[str, Any]]] = {}
+    _shown: ClassVar[list[Progress]] = []
+
+    def __init__(self) -> None:
+        self.widget = PieceView(lambda _: None, mode="progress")
+        self._draw()
+        Progress._shown.append(self)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.widget._repr_mimebundle_(**options)
+
+    @property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Everything that is known of this reader: answers of earlier sessions, then those of this one."""
+        given = {question: entry for question, entry in Progress.here.items() if entry["attempts"]}
+        return {**_read(), **given}
+
+    def to_json(self) -> str:
+        """Return it all as JSON text."""
+        return json.dumps({"format": 1, "pieces": self.entries}, indent=1, ensure_ascii=False)
+
+    def _draw(self) -> None:
+        rows = [{"question": question, "answer": entry["answer"] or "–", "right": entry["right"],
+                 "done": bool(entry["attempts"])} for question, entry in Progress.here.items()]
+        done, right = sum(row["done"] for row in rows), sum(row["right"] is True for row in rows)
+        earlier = len(self.entries) - done
+        said = f"{done} of {len(rows)} answered on this page, {right} right." if rows else EMPTY
+        more = f" {earlier} more from other pages are in the export." if earlier else ""
+        self.widget.change(rows=rows, message=said + more, file=self.to_json())
+
+
+def progress() -> Progress:
+    """Show how far the reader is, with a button that saves it as JSON; `.entries` and `.to_json()` for code."""
+    return Progress()
+
+
+def record(question: str, kind: str, answer: str = "", right: bool | None = None, attempts: int = 0) -> None:
+    """Note where a piece stands; what cannot be written to the file stays in memory."""
+    entry = {"kind": kind, "lab": lab(), "answer": answer, "right": right, "attempts": attempts}
+    Progress.here[question] = entry | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    if attempts:
+        path = file()
+        beside = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps({**_read(), question: Progress.here[question]}, indent=1), encoding="utf-8")
+            beside.replace(path)  # a reader of the file sees the old text or the new one, never half of it
+        except OSError:
+            pass
+    for shown in Progress._shown:
+        shown._draw()
+
+
+def _read() -> dict[str, Any]:
+    try:
+        kept = json.loads(file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
