@@ -74,7 +74,8 @@ class Failure:
         if self.role == "launcher":
             return self.what
         if self.what.startswith(MISTAKE):
-            return self.what.removeprefix(MISTAKE) + "."  # It says already what to change.
+            said = self.what.removeprefix(MISTAKE)  # It says already what to change.
+            return said if said.endswith("?") else said + "."
         log = f"log-{self.name}.txt in the run's folder"
         where = f" while {self.where}" if self.where else ""
         who = called(self.role, self.index)
