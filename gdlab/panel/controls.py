@@ -30,12 +30,14 @@ class Controls(PanelWidget):
     def __init__(self, press: Callable[[str], None], choose: Callable[[str], None],
                  call: Callable[..., Any] = at_once, **traits: Any) -> None:
         def got(message: dict[str, Any]) -> None:
-            if message.get("press") in ("run", "stop", "reset"):
-                press(message["press"])
+            if message.get("press") == "stop":
+                press("stop")  # also while a cell holds the loop, where the page's messages have a thread of their own
+            elif message.get("press") in ("run", "reset"):
+                call(press, message["press"])
             elif message.get("backend") in BACKENDS:
-                choose(message["backend"])
+                call(choose, message["backend"])
 
-        super().__init__(got, call, backends=[list(item) for item in BACKENDS.items()],
+        super().__init__(got, backends=[list(item) for item in BACKENDS.items()],
                          _dom_classes=("gd-bar",), **traits)
 
     def say(self, sentence: str, tone: str = "info") -> None:

@@ -44,6 +44,7 @@ _WORDS = {
     "LocalSGD": "Local steps, then average",
     "Digits": "Handwritten digits (real data)", "Ravine": "Ravine (Rosenbrock)", "Quadratic": "Quadratic bowl",
     "Saddle": "Saddle", "Cliff": "Cliff", "LinearRegression": "Linear regression",
+    "Sequence": "Sequence (a recurrent network)",
     "logistic": "linear", "mlp": "one hidden layer (mlp)", "cnn": "convolutional (cnn)",
     "Constant": "always the same", "Exponential": "memoryless (exponential)", "Gamma": "gamma",
     "ShiftedExponential": "least time + exponential", "Uniform": "between two times", "LogNormal": "log-normal",

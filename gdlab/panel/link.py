@@ -117,12 +117,31 @@ class Link:
         return True
 
     def stop(self) -> None:
-        """Stop the run, if there is one; what it did so far is kept."""
-        if not self.busy or self._stopping:
-            return
+        """Stop the run, if there is one; what it did so far is kept. May be called from any thread."""
         self._stopping = True
-        if self.run is not None:
-            self.run.stop()
+        run = self.run
+        if run is not None:
+            run.stop()
+
+    def follow(self, experiment: Experiment, backend: str) -> Any:
+        """Run to the end in the calling thread, with the same frames, and return the Run: for a cell that waits."""
+        self._stopping = False
+        run = self.run = launch(experiment, backend)
+        try:
+            self._begin(run)
+            watch = Watch(run, self._make)
+            while not self._shown(watch.look()):
+                time.sleep(FRAME_S)
+        except BaseException:
+            run.stop()
+            raise
+        finally:
+            self.run = None
+        return run
+
+    def _shown(self, frame: Frame) -> bool:
+        self._frame(frame)
+        return frame.last
 
     def later(self, work: Callable[[], Any], then: Callable[[Any], None],
               failed: Callable[[BaseException], None] = lambda error: None) -> None:
@@ -152,9 +171,7 @@ class Link:
             last = False
             while not last:
                 began = time.monotonic()
-                frame = await in_thread(watch.look)
-                self._frame(frame)
-                last = frame.last
+                last = self._shown(await in_thread(watch.look))
                 # A frame that took long is followed by as long a pause: the page and the kernel get their turn.
                 await asyncio.sleep(0 if last else max(FRAME_S, 2 * (time.monotonic() - began)))
             finished = await in_thread(self._finish, run)
@@ -165,21 +182,3 @@ class Link:
         finally:
             self.run = None
         self._end(run, finished, failure)
-
-
-def follow(experiment: Experiment, backend: str, begin: Callable[[Any], None], make: Callable[[Any, Chunk], Any],
-           frame: Callable[[Frame], None]) -> Any:
-    """Run to the end in the calling thread, with the same frames; returns the Run. For a cell that needs the result."""
-    run = launch(experiment, backend)
-    try:
-        begin(run)
-        watch = Watch(run, make)
-        while True:
-            seen = watch.look()
-            frame(seen)
-            if seen.last:
-                return run
-            time.sleep(FRAME_S)
-    except BaseException:
-        run.stop()
-        raise

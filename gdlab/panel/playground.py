@@ -24,17 +24,17 @@ class Playground:
     """Show an experiment's controls and figures; `show` names the only settings, `figures` the only figures wanted.
 
     `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
-    sets the experiment in place of `experiment`. Nothing runs before a person presses Run or code calls `run_once`;
+    sets the experiment in place of `exp`. Nothing runs before a person presses Run or code calls `run_once`;
     Run waits until each prediction of `predict` (one or several of gd.predict) is committed.
     """
 
-    def __init__(self, experiment: Experiment | None = None, show: Iterable[str] | None = None,
+    def __init__(self, exp: Experiment | None = None, show: Iterable[str] | None = None,
                  backend: str | None = None, figures: Iterable[str] | None = None, predict: Any = ()) -> None:
         if backend is not None and backend not in controls.BACKENDS:
             raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
                                   f"{', '.join(controls.BACKENDS)}.")
         linked, self._link_error = export.from_link()
-        start = experiment or Experiment()
+        start = exp or Experiment()
         self._updates, self._seconds = 0, 0.0
         self._environment: dict[str, Any] = {}
         self._latest: Trace | None = None
