@@ -14,15 +14,18 @@ from gdlab.part import ExperimentError
 from gdlab.trace import Chunk, Trace
 from gdlab.views import live
 
+USUAL = ("trajectory", "loss", "loss_seconds", "timeline", "staleness", "grad_norm")
+"""The figures of a panel that is not told which."""
+
 COMPARED = ("loss", "loss_seconds")
 """Figures that hold several runs; the others show the last one."""
 
 
 class Board:
-    """Hold one chart a view; `names` chooses which, by default all of them."""
+    """Hold one chart a view; `names` chooses which."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
-        self.names = (names,) if isinstance(names, str) else tuple(views.VIEWS if names is None else names)
+        self.names = (names,) if isinstance(names, str) else tuple(USUAL if names is None else names)
         for name in self.names:
             if name not in views.VIEWS:
                 raise ExperimentError(f"figures = {name!r} is no view: there are {', '.join(views.VIEWS)}.")
