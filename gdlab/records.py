@@ -36,11 +36,12 @@ LOWEST_EXPONENT, HIGHEST_EXPONENT = -160, 130
 EXPONENT_BINS = HIGHEST_EXPONENT - LOWEST_EXPONENT + 1
 EXPONENTS = np.dtype([
     ("worker", "<i4"), ("step", "<i8"), ("loss_scale", "<f8"), ("zeros", "<i8"), ("nonfinite", "<i8"),
-    ("underflow", "<i8"), ("counts", "<u4", (EXPONENT_BINS,)),
+    ("underflow", "<i8"), ("first", "<f8", (2,)), ("counts", "<u4", (EXPONENT_BINS,)),
 ])
 """A worker's gradient as the backward pass gave it, still times loss_scale: counts[k] values have floor(log2|g|) =
 LOWEST_EXPONENT + k (the ends hold what lies beyond). `underflow`: how many values were pushed as 0 though wider
-arithmetic finds them not 0; -1 where that was not looked for."""
+arithmetic finds them not 0; -1 where that was not looked for. `first`: the first two values, NaN beyond: of two
+parameters the whole vector."""
 
 PATH_LIMIT_BYTES = 64 * 2**20
 FLUSH_EVERY_S = 0.1
@@ -192,12 +193,13 @@ class ExponentWriter(Appender):
     def append(self, worker: int, step: int, loss_scale: float, gradient: Any,  # type: ignore[override]
                underflow: int = -1) -> None:
         """Add one gradient (array or tensor)."""
-        sizes = np.abs(_array(gradient, np.dtype("f8")))
+        values = _array(gradient, np.dtype("f8"))
+        sizes = np.abs(values)
         finite, zeros = np.isfinite(sizes), int((sizes == 0).sum())
         exponents = np.frexp(sizes[finite & (sizes > 0)])[1] - 1
         counts = np.bincount(np.clip(exponents, LOWEST_EXPONENT, HIGHEST_EXPONENT) - LOWEST_EXPONENT,
                              minlength=EXPONENT_BINS)
-        row = (worker, step, loss_scale, zeros, int((~finite).sum()), underflow, counts)
+        row = (worker, step, loss_scale, zeros, int((~finite).sum()), underflow, [*values[:2], _NAN, _NAN][:2], counts)
         super().append(np.array(row, EXPONENTS).tobytes())
 
 
