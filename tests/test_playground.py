@@ -63,6 +63,21 @@ def test_run_once_returns_the_trace_and_fills_the_figures_and_the_history(tmp_pa
     assert len(line["x"]) == 31
 
 
+def test_an_interrupted_cell_stops_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRun()
+    monkeypatch.setattr(link, "launch", lambda *_: fake)
+    monkeypatch.setattr(link, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(1)))
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link.time, "sleep", interrupt)
+    playground = Playground(SMALL, figures=["timeline"])
+    with pytest.raises(KeyboardInterrupt):
+        playground.run_once()
+    assert fake.stopped and not playground.controls.busy and "interrupted" in playground.controls.message
+
+
 def test_run_stop_and_run_again_from_the_buttons(tmp_path: Any) -> None:
     async def body() -> None:
         playground = Playground(SMALL.replace(updates=1_000_000, compute_time=gd.Constant(0.01)))

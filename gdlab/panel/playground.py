@@ -17,7 +17,7 @@ from gdlab.panel.history import History
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 
-FIRST = "first commit to a prediction in the question above; then Run shows what happens."
+FIRST = "first commit to a prediction above; then Run shows what happens."
 
 
 class Playground:
@@ -25,7 +25,7 @@ class Playground:
 
     `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
     sets the experiment in place of `exp`. Nothing runs before a person presses Run or code calls `run_once`;
-    Run waits until each prediction of `predict` (one or several of gd.predict) is committed.
+    Run waits until each prediction of `predict` (one or several of gd.predict), shown above, is committed.
     """
 
     def __init__(self, exp: Experiment | None = None, show: Iterable[str] | None = None,
@@ -63,7 +63,8 @@ class Playground:
         left = box([self.controls, self.form.widget], _dom_classes=("gd-left",))
         right = box([self.board.widget, self.history.widget, self.export], _dom_classes=("gd-right",))
         columns = box([left, right], _dom_classes=("gd-columns",))
-        return box([self.heartbeat, columns], _dom_classes=("gd-panel",))
+        asked = [prediction.asked() for prediction in self._predictions if not prediction.shown]
+        return box([self.heartbeat, *asked, columns], _dom_classes=("gd-panel",))
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.widget._repr_mimebundle_(**options)
@@ -81,7 +82,8 @@ class Playground:
     def run_once(self, backend: str | None = None) -> Trace:
         """Run the experiment of the controls to its end, with the figures following, and return its trace.
 
-        Raises RankFailed if a process failed, RuntimeError while another run is going on.
+        Interrupting the cell stops the workers. Raises RankFailed if a process failed, RuntimeError while another run
+        goes on.
         """
         if self.link.busy:
             raise RuntimeError("A run is going on in this panel: wait for it, or press Stop first.")
@@ -90,6 +92,9 @@ class Playground:
         try:
             run = self.link.follow(experiment, backend or self.controls.backend)
             self._end(run, self._finish(run), None)
+        except BaseException as error:
+            self.controls.say(_sentence(str(error) or "the cell was interrupted, and the workers stopped"), "error")
+            raise
         finally:
             self.controls.busy = False
         return run.wait()
