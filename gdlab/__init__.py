@@ -14,7 +14,7 @@ _HOMES = {
     "gdlab.part": ("ExperimentError",),
     "gdlab.experiment": ("Experiment",),
     "gdlab.parts": (
-        "Quadratic", "Ravine", "Saddle", "Cliff", "LinearRegression", "Digits", "Torch", "Opaque",
+        "Quadratic", "Ravine", "Saddle", "Cliff", "LinearRegression", "Digits", "Sequence", "Torch", "Opaque",
         "Sync", "Async", "LocalSGD", "Precision", "Clip", "SGD", "AdamW", "Network",
     ),
     "gdlab.laws": (

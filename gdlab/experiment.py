@@ -100,6 +100,12 @@ class Experiment(Part):
     global_batch: int | None = knob(None, label="global batch", group="data", ge=1, le=10_000_000,
                                     help="Samples per round, shared out over the workers")
     shards: tuple[float, ...] | None = knob(None, label="shards", help="Each worker's share of the data", group="data")
+    reduce_order: Literal["sequential", "ring", "tree"] = knob(
+        "sequential", label="reduce order", group="precision",
+        help="In which order gradients are summed; a real all-reduce keeps its library's")
+    on_nonfinite: Literal["apply", "skip", "stop"] = knob(
+        "apply", label="not finite", group="precision",
+        help="What a gradient with infinity or NaN does: apply, skip the step (as any loss scale does), stop the run")
     combine: Literal["mean", "weighted", "sum"] = knob("mean", label="combine", group="data",
                                                            help="mean, weighted (by shard size) or sum")
     updates: int | None = knob(200, label="updates", help="Stop after this many updates", group="end",
@@ -168,6 +174,11 @@ class Experiment(Part):
     def speed(self, worker: int) -> float:
         """Return the relative speed of a worker."""
         return 1.0 if self.speeds is None else self.speeds[worker]
+
+    @property
+    def nonfinite_rule(self) -> str:
+        """What becomes of a gradient that is not finite: under a loss scale its step is always skipped."""
+        return self.on_nonfinite if self.precision.loss_scale is None else "skip"
 
     @cached_property
     def times(self) -> Times:

@@ -95,6 +95,20 @@ class Digits(Part):
     kind: Literal["Digits"] = "Digits"
 
 
+class Sequence(Part):
+    """Recall the first number of each sequence of random ones, by a linear recurrent net whose gradients explode.
+
+    Going back through a sequence multiplies a gradient by up to radius^(length - 1) (Pascanu et al. 2013, 2.1).
+    """
+
+    length: int = knob(20, label="length", help="Numbers in a sequence", group="problem", ge=2, le=200)
+    hidden: int = knob(16, label="hidden units", group="problem", ge=1, le=256, help="Size of the net's memory")
+    samples: int = knob(256, label="samples", help="Sequences in all", group="problem", ge=1, le=10_000)
+    radius: float = knob(1.2, label="spectral radius", group="problem", gt=0, le=4,
+                         help="Size of the recurrent matrix's eigenvalues at the start: above 1, gradients explode")
+    kind: Literal["Sequence"] = "Sequence"
+
+
 class Torch(Part):
     """Train the reader's own model: `factory` names a function that returns (model, loss, data)."""
 
@@ -156,7 +170,7 @@ def _opaque(function: Any) -> tuple[str, bytes]:
                               "keep open files, locks and modules out of it.") from None
 
 
-PROBLEMS = (Quadratic, Ravine, Saddle, Cliff, LinearRegression, Digits, Torch, Opaque)
+PROBLEMS = (Quadratic, Ravine, Saddle, Cliff, LinearRegression, Digits, Sequence, Torch, Opaque)
 
 
 # ---- strategies ----------------------------------------------------------------------------------------------------
@@ -201,8 +215,6 @@ STRATEGIES = (Sync, Async, LocalSGD)
 
 FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1")
 NAMED_PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mixed_fp16", "mixed_bf16")
-
-
 _WRITTEN_FLOAT = re.compile(r"Float\(([2-9]|1[01]), ?([1-9]|[1-4]\d|5[0-2])\)")
 
 
@@ -331,6 +343,7 @@ class Network(Part):
 
 
 AnyProblem = Annotated[
-    Quadratic | Ravine | Saddle | Cliff | LinearRegression | Digits | Torch | Opaque, Field(discriminator="kind")]
+    Quadratic | Ravine | Saddle | Cliff | LinearRegression | Digits | Sequence | Torch | Opaque,
+    Field(discriminator="kind")]
 AnyStrategy = Annotated[Sync | Async | LocalSGD, Field(discriminator="kind")]
 AnyOptimizer = Annotated[SGD | AdamW, Field(discriminator="kind")]

@@ -290,6 +290,8 @@ class Trace:
         skipped = np.isnan(rows["lost_fraction"])
         lost = float(rows["lost_fraction"][~skipped].mean()) if not skipped.all() else float("nan")
         underflow = underflow_share(self.exponents)
+        if underflow == underflow:  # What underflowed was lost too, and rounding had the rest.
+            lost = underflow + (1 - underflow) * (lost if lost == lost else 0.0)
         return {
             "updates": int(rows["version"].max(initial=0)),
             "gradients": gradients,
@@ -305,7 +307,7 @@ class Trace:
             "clipped": int((rows["clip_scale"] < 1).sum()),
             "skipped": len(np.unique(rows["version"][skipped])),
             "underflow": underflow,
-            "lost_fraction": lost if np.isnan(underflow) else underflow + (1 - underflow) * np.nan_to_num(lost),
+            "lost_fraction": lost,
         }
 
     # ---- exports ----

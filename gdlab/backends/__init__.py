@@ -87,8 +87,9 @@ def _environment(experiment: Experiment, backend: str) -> dict[str, Any]:
     order = "arrival"
     if backend == "virtual" or needs_server(experiment):
         order = "ranks" if type(experiment.strategy).__name__ != "Async" else "arrival"
+        order = experiment.reduce_order + f", in order of {order}"
     elif experiment.workers > 1:
-        order = "all-reduce"
+        order = "all-reduce"  # As its library does.
     return {
         "backend": backend,
         "clock": "virtual" if backend == "virtual" else "wall",

@@ -16,7 +16,7 @@ FILE = "heart.bin"
 PHASES = ("starting", "ready", "computing", "sleeping", "waiting", "communicating", "finishing", "done")
 """What a process is doing; only `communicating` cannot beat, since it is inside a collective."""
 
-REASONS = ("", "updates", "seconds", "target_loss", "stop")
+REASONS = ("", "updates", "seconds", "target_loss", "stop", "nonfinite")
 """Why a run ended by itself."""
 
 _STOP, _TARGET, _T0, _REASON = range(4)

@@ -19,7 +19,7 @@ from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.worker import Push, Read, Worker
 from gdlab.parts import LocalSGD
-from gdlab.trace import EventWriter, LocalPathWriter, PathWriter
+from gdlab.trace import EventWriter, ExponentWriter, LocalPathWriter, PathWriter, UpdateWriter
 
 if TYPE_CHECKING:
     from gdlab.backends.zygote import Job
@@ -46,6 +46,8 @@ class Rank:
         self.worker = Worker(self.experiment, self.problem, job.index)
         self.pace = Pace(self.experiment, job.index, self.heart, self.slot)
         self.costs = Costs.of(self.experiment, self.problem.size)
+        self.exponents = ExponentWriter(job.folder, f"rank{job.index}", self.experiment.updates)
+        self.worker.watch = self.exponents.due
         self.local_path: LocalPathWriter | None = None
         if isinstance(self.experiment.strategy, LocalSGD):
             steps = self.experiment.updates and self.experiment.updates * self.experiment.strategy.period
@@ -58,6 +60,11 @@ class Rank:
         if self.local_path:
             return self.worker.local_round(read, step, self._visit)
         return self.worker.gradient(read, step)
+
+    def record(self, push: Push) -> None:
+        """Record the push's gradient, if its step is one of those; outside of what is timed as computing."""
+        if sample := self.worker.sample(push):
+            self.exponents.append(push.worker, push.step, push.loss_scale, *sample)
 
     def _visit(self, steps: int, params: torch.Tensor) -> None:
         self.slot.beat()
@@ -76,6 +83,7 @@ class Rank:
         if index == 0:
             path = PathWriter(self.job.folder, self.problem.size, path_format(experiment), experiment.updates)
             path.append(0, store.params)
+            store.watch = UpdateWriter(self.job.folder, self.problem.size, experiment.updates)
         self.slot.enter("ready")
         t0 = group.latest(time.monotonic())
         self.heart.t0 = t0
@@ -103,10 +111,13 @@ class Rank:
             if path:
                 path.append(applied.version, store.params)
             now = time.monotonic() - t0
-            if experiment.updates is not None and applied.version >= experiment.updates:
+            if applied.skipped and experiment.nonfinite_rule == "stop":
+                reason = "nonfinite"
+            elif experiment.updates is not None and applied.version >= experiment.updates:
                 reason = "updates"
             _write(events, push, start - t0, computed - t0, applied.version, now, math.nan if reason else now,
                    applied.clip_scale, applied.lost_fraction)
+            self.record(push)
             step += 1
         self.slot.enter("finishing", step, store.version)
         events.close()
@@ -145,6 +156,7 @@ class Rank:
                 self.pace.pass_time(self.costs.message_s, step)
             self.slot.enter("waiting", step)
             channel.send_push(push, start, computed, DROPPED if woken else PUSH)
+            self.record(push)
             step += 1
 
 

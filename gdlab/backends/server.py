@@ -16,7 +16,7 @@ from gdlab.descent.problems import build
 from gdlab.descent.store import Applied, Store
 from gdlab.descent.strategies import Decision, PushKey, machine
 from gdlab.descent.worker import Push
-from gdlab.trace import EventWriter, PathWriter
+from gdlab.trace import EventWriter, PathWriter, UpdateWriter
 
 if TYPE_CHECKING:
     from gdlab.backends.zygote import Job
@@ -50,6 +50,7 @@ class Server:
         self.machine = machine(experiment.strategy, experiment.workers)
         self.events = EventWriter(job.folder, "server")
         self.path = PathWriter(job.folder, self.problem.size, path_format(experiment), experiment.updates)
+        self.store.watch = self.updates = UpdateWriter(job.folder, self.problem.size, experiment.updates)
         self.channels = [Channel(job.links[f"rank{rank}"], f"rank {rank}", self.problem.size)
                          for rank in range(experiment.workers)]
         self._ranks = {channel.connection.fileno(): rank for rank, channel in enumerate(self.channels)}
@@ -144,7 +145,9 @@ class Server:
         applied = self.store.apply(pushes, list(decision.staleness))
         self.path.append(applied.version, self.store.params)
         now = time.monotonic() - self.t0
-        if self.experiment.updates is not None and applied.version >= self.experiment.updates:
+        if applied.skipped and self.experiment.nonfinite_rule == "stop":
+            self.reason = "nonfinite"
+        elif self.experiment.updates is not None and applied.version >= self.experiment.updates:
             self.reason = "updates"
         return applied, now
 
@@ -204,6 +207,7 @@ class Server:
                 self._busy[rank] = False
                 self._write(self._step(rank, message))
         self.events.close()
+        self.updates.close()
         self.path.finish(self.store.version, self.store.params)
         self.heart.reason = self.reason
 

@@ -232,10 +232,15 @@ class Supervision:
         run = self.run
         if how == "stopped" and run.heart.reason not in ("", "stop"):
             how, reason = "done", run.heart.reason  # Asked for when only the evaluator was left.
+        told = _nonfinite(run) if how == "done" else ""
+        if how == "done" and reason == "nonfinite":
+            how = "stopped"
         ranks = [slot for name, slot in self._slots.items() if name.startswith("rank")]
         ended: dict[str, Any] = {"how": how, "reason": reason, "updates": self._version(),
                                  "overruns": sum(slot.overruns for slot in ranks)}
         cause = run._failure
+        if how == "stopped" and told:
+            ended |= {"message": told}
         if cause is not None:
             ended |= {"rank": cause.rank, "cause": cause.what, "kind": cause.kind, "message": cause.sentence()}
         try:
@@ -245,6 +250,8 @@ class Supervision:
         updates = _count(self._version(), "update")
         if how != "failed":
             run._message = f"{how} after {updates}" + (f": {_because(reason)}" if how == "done" else "")
+            if told:
+                run._message = f"stopped: {told}" if how == "stopped" else f"{run._message}; {told}"
         run._state = how
         run._ended.set()
         return True
@@ -253,6 +260,19 @@ class Supervision:
 def _because(reason: str) -> str:
     return {"updates": "all updates are made", "seconds": "the time is up", "target_loss": "the target loss is reached",
             "stop": "it was asked to"}.get(reason, "it ended by itself")
+
+
+def _nonfinite(run: Run) -> str:
+    """Say which gradient was the first that was not finite, and how many there were; nothing if there was none."""
+    rows = run.trace.applied
+    bad = rows[rows["nonfinite"] > 0]
+    if not len(bad):
+        return "a sum of finite gradients was not finite" if run.heart.reason == "nonfinite" else ""
+    who, values = f"rank {bad[0]['worker']}'s gradient of step {bad[0]['step']}", _count(bad[0]["nonfinite"], "value")
+    told = f"{who} had {values} that {'is' if bad[0]['nonfinite'] == 1 else 'are'} not finite"
+    if len(bad) == 1:
+        return told
+    return f"{told}, the first of {_count(len(bad), 'gradient')}"
 
 
 def _count(number: int, what: str) -> str:

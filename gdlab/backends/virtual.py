@@ -16,16 +16,17 @@ from gdlab.descent.store import Store
 from gdlab.descent.strategies import Decision, PushKey, machine
 from gdlab.descent.worker import Worker
 from gdlab.parts import Async, LocalSGD, Sync
-from gdlab.trace import EventWriter, LocalPathWriter, PathWriter, Trace, write_run
+from gdlab.trace import EventWriter, ExponentWriter, LocalPathWriter, PathWriter, Trace, UpdateWriter, write_run
 
 if TYPE_CHECKING:
+    from gdlab.descent.store import Applied
     from gdlab.descent.worker import Push, Read
     from gdlab.experiment import Experiment
 
 BUFFER = 1 << 16
 
 LOCAL_PATHS = 16
-"""Under local SGD the iterates of so many workers are recorded, in a file each."""
+"""Of so many workers sampled gradients are recorded, and under local SGD the iterates, in a file each."""
 
 LOOK_S = 0.05
 """Wall seconds between two looks at the stop flag; also the longest time that a row waits in a buffer."""
@@ -103,10 +104,14 @@ class Simulation:
         steps = exp.updates and exp.updates * self.local_steps
         self.local_paths = [LocalPathWriter(folder, rank, self.problem.size, dtype, steps, buffer=BUFFER)
                             for rank in range(kept)]
+        self.exponents = ExponentWriter(folder, "virtual", exp.updates)
+        for worker in self.workers[:LOCAL_PATHS]:
+            worker.watch = self.exponents.due
+        self.store.watch = self.updates = UpdateWriter(folder, self.problem.size, exp.updates)
         self.now_s = 0.0
         """When the last push was served."""
         self.reason = ""
-        """Why the run ended: updates, seconds, target_loss or stop."""
+        """Why the run ended: updates, seconds, target_loss, nonfinite or stop."""
         self._draw = exp.times.draw
         self._heap: list[tuple[float, int, int, int, Step]] = []
         self._count = [0] * exp.workers
@@ -117,7 +122,7 @@ class Simulation:
         self._next_look = 0.0
 
     def run(self) -> str:
-        """Run to whatever ends it first and return the reason: updates, seconds, target_loss or stop."""
+        """Run to whatever ends it first and return the reason: updates, seconds, target_loss, nonfinite or stop."""
         self.path.append(0, self.store.params)
         for rank in self.machine.start():
             self._begin(rank, 0.0)
@@ -169,18 +174,20 @@ class Simulation:
         steps = [self._received.pop(key) for key in decision.apply]
         applied = self.store.apply([step.push for step in steps], list(decision.staleness))
         self.path.append(applied.version, self.store.params)
-        self._end(applied.version)
+        self._end(applied)
         if not self.reason:
             self._release(decision, applied_s + self.costs.message_s)
         for step, staleness in zip(steps, decision.staleness, strict=True):
             self._write(step, applied.version, staleness, applied_s, applied.clip_scale, applied.lost_fraction)
 
-    def _end(self, version: int) -> None:
-        """Note whether the run has reached its number of updates or its target."""
+    def _end(self, applied: Applied) -> None:
+        """Note whether the run has reached its number of updates or its target, or must not go on."""
         exp = self.exp
-        if exp.target_loss is not None and self.problem.objective(self.store.params) <= exp.target_loss:
+        if applied.skipped and exp.nonfinite_rule == "stop":
+            self.reason = "nonfinite"
+        elif exp.target_loss is not None and self.problem.objective(self.store.params) <= exp.target_loss:
             self.reason = "target_loss"
-        elif exp.updates is not None and version >= exp.updates:
+        elif exp.updates is not None and applied.version >= exp.updates:
             self.reason = "updates"
 
     def _release(self, decision: Decision, go_s: float) -> None:
@@ -206,6 +213,8 @@ class Simulation:
             step.push = worker.local_round(step.read, step.number, visit)
         else:
             step.push = worker.gradient(step.read, step.number)
+        if sample := worker.sample(step.push):
+            self.exponents.append(step.worker, step.number, step.push.loss_scale, *sample)
 
     def _write(self, step: Step, version: int = -1, staleness: int = 0, applied_s: float = math.nan,
                clip_scale: float = 1.0, lost_fraction: float = math.nan) -> None:
@@ -248,7 +257,7 @@ class Simulation:
                 if step.computed_s <= end_s and not step.cancelled:
                     self._compute(step)
                     self._write(step)
-        for writer in (self.events, *self.local_paths):
+        for writer in (self.events, self.exponents, self.updates, *self.local_paths):
             writer.close()
         self.path.finish(self.store.version, self.store.params)
 
@@ -267,5 +276,6 @@ def simulate(exp: Experiment, folder: str | Path, stop: Callable[[], bool] = lam
         write_run(folder, run)
     reason = Simulation(exp, folder, stop).run()
     if ours:
-        write_run(folder, run | {"ended": {"how": "stopped" if reason == "stop" else "done", "reason": reason}})
+        how = "stopped" if reason in ("stop", "nonfinite") else "done"
+        write_run(folder, run | {"ended": {"how": how, "reason": reason}})
     return Trace(folder)

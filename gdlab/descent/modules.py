@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,14 +28,45 @@ def digits_model(name: str, seed: int) -> nn.Module:
             layers = [nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
                       nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10)]
     model = nn.Sequential(*layers).double()
-    draws = laws.generator(seed, 0, 0, laws.INIT)
+    _draw(model, laws.generator(seed, 0, 0, laws.INIT))
+    return model
+
+
+def _draw(model: nn.Module, draws: np.random.Generator) -> None:
     with torch.no_grad():
-        for layer in model:
+        for layer in model.children():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 bound = 1 / math.sqrt(layer.weight[0].numel())  # 1 / sqrt(fan in), for weights and biases alike
                 for parameter in (layer.weight, layer.bias):
                     parameter.copy_(torch.from_numpy(draws.uniform(-bound, bound, tuple(parameter.shape))))
-    return model
+
+
+class Recurrent(nn.Module):
+    """h_t = W h_(t-1) + U x_t + b, and v . h_T + c at the end; W starts as `radius` times an orthogonal matrix."""
+
+    def __init__(self, spec: parts.Sequence, seed: int) -> None:
+        super().__init__()
+        draws = laws.generator(seed, 0, 0, laws.INIT)
+        with torch.random.fork_rng(devices=[]):
+            self.enter, self.leave = nn.Linear(1, spec.hidden).double(), nn.Linear(spec.hidden, 1).double()
+        _draw(self, draws)
+        turn, _ = np.linalg.qr(draws.standard_normal((spec.hidden, spec.hidden)))
+        self.again = nn.Parameter(torch.from_numpy(np.ascontiguousarray(turn.T * spec.radius)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the recalled number (batch,) of each sequence (batch, length)."""
+        inputs = self.enter(x[..., None])
+        memory = inputs[:, 0]
+        for step in range(1, x.shape[1]):
+            memory = inputs[:, step] + memory @ self.again
+        return self.leave(memory)[:, 0]
+
+
+def sequences(spec: parts.Sequence, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sequences (samples, length) and what is to be recalled (samples,), in float64."""
+    x = laws.generator(seed, 0, 2, laws.INIT).standard_normal((spec.samples, spec.length))
+    x[:, 1:] /= 10
+    return torch.from_numpy(x), torch.from_numpy(x[:, 0].copy())
 
 
 def from_factory(exp: Experiment) -> tuple[nn.Module, Callable[..., Any], Any]:

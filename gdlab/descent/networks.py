@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gdlab import laws, parts
 from gdlab.descent.arithmetic import HALF, NATIVE
 from gdlab.descent.data import Batch, Batches, Samples, digits
-from gdlab.descent.modules import digits_model, from_factory
+from gdlab.descent.modules import Recurrent, digits_model, from_factory, sequences
 from gdlab.descent.problem import Problem
 from gdlab.experiment import Experiment
 
@@ -28,11 +28,14 @@ def build(exp: Experiment, device: str = "cpu") -> Problem:
     if isinstance(exp.problem, parts.Digits):
         model = digits_model(exp.problem.model, exp.seed)
         return Network(exp, model, cross_entropy, Samples(digits(), exp.seed, True, device), device)
+    if isinstance(exp.problem, parts.Sequence):
+        data = Samples(sequences(exp.problem, exp.seed), exp.seed, False, device)
+        return Network(exp, Recurrent(exp.problem, exp.seed), mse_loss, data, device)
     model, loss, data = from_factory(exp)
     problem = Network(exp, model, loss, Samples(data, exp.seed, exp.problem.shuffle, device), device)
     precision = exp.precision
     if precision.compute in ("fp16", "bf16") and precision.weights in ("fp32", "fp64"):
-        problem.autocast = NATIVE[precision.compute]
+        problem.autocast, problem.repeatable = NATIVE[precision.compute], False
     return problem
 
 
@@ -81,8 +84,9 @@ class Network(Problem):
         self._made: dict[torch.dtype, FlatModule] = {}
         first = self._in(torch.float32)
         self.size, self.groups = first.flat.numel(), first.groups
-        self._own = isinstance(exp.problem, parts.Digits)
+        self._own = isinstance(exp.problem, parts.Digits | parts.Sequence)
         self._buffers: dict[int, list[torch.Tensor]] | None = {} if list(module.buffers()) else None
+        self.repeatable = self._buffers is None
 
     def _start(self) -> torch.Tensor:
         return torch.cat([p.detach().reshape(-1) for p in self._module.parameters() if p.requires_grad])

@@ -26,6 +26,8 @@ class Problem:
     """Samples in each worker's shard; None where there is no data."""
     groups: tuple[slice, ...] | None = None
     """Where each parameter tensor lies in the flat one; None: all are one group."""
+    repeatable = True
+    """Whether a gradient may be computed once more without a trace: not where buffers remember the batches seen."""
     autocast: torch.dtype | None = None
     """The dtype that the problem casts to by itself, operation by operation; parameters then come in fp32."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from gdlab.clipping import apply_clip
@@ -23,11 +25,23 @@ class Applied(NamedTuple):
 
     version: int
     skipped: bool
-    """True where a non-finite gradient under a loss scale left the parameters as they were."""
+    """True where a gradient that is not finite left the parameters as they were."""
     clip_scale: float
     """The average's norm after clipping over that before; 1.0 where it was not clipped here."""
     lost_fraction: float
     """The share of updates that rounding lost; NaN for a skipped step."""
+
+
+class Watch(Protocol):
+    """Whoever wants to see updates: of which coordinates, and from which versions."""
+
+    index: np.ndarray
+
+    def due(self, version: int) -> bool:
+        """Tell whether the update that starts from a version is wanted."""
+
+    def append(self, version: int, weight: torch.Tensor, update: torch.Tensor, lost_fraction: float) -> None:
+        """Take the weights as they were stored, and what was to be added to them."""
 
 
 class Store:
@@ -47,7 +61,11 @@ class Store:
         scale = exp.precision.loss_scale
         self._scaler = LossScaler() if scale == "dynamic" else None
         self._scale = 1.0 if scale is None else self._scaler.scale if self._scaler else float(scale)
-        self._scaled = scale is not None
+        self._rule = exp.nonfinite_rule
+        self._guarded = self._rule != "apply"
+        self._order = exp.reduce_order
+        self.watch: Watch | None = None
+        """Who is shown some of the updates."""
         self._updater = Updater(exp, problem.initial(), key=exp.workers)
         self._wide = torch.promote_types(carrier(self._reduce), self._updater.dtype)
         self._version = 0
@@ -81,22 +99,23 @@ class Store:
         """Combine pushes, in the order given, into one new version.
 
         The running sum is kept in the reduce format and divided once. One push alone is taken as it is. Under a loss
-        scale, a gradient that is not finite makes a version with unchanged parameters. Raises ValueError for none.
+        scale, or as `on_nonfinite` says, a gradient that is not finite makes a version with unchanged parameters.
+        Raises ValueError for none.
         """
         if not pushes:
             raise ValueError("There is no push to apply: give at least one.")
         alone = len(pushes) == 1
-        total, weights, rates = None, [], []
+        summands, weights, rates = [], [], []
         for push, late in zip(pushes, staleness, strict=True):
             weight = 1.0 if alone else self.weight(push.worker)
             rate = 1.0 / max(1, late) if self._correction == "inverse" else 1.0
             part = self._compensated(push) if self._correction == "delay_compensation" else push.grad
             # Several stale gradients: each counts by its own rate, the learning rate by their mean (Zhang et al. 2016).
-            part = self._times(part, weight if alone else weight * rate)
-            total = part if total is None else self._plus(total, part)
+            summands.append(self._times(part, weight if alone else weight * rate))
             weights.append(weight)
             rates.append(rate)
-        found_inf = self._scaled and (any(p.nonfinite for p in pushes) or not bool(torch.isfinite(total).all()))
+        total = self._sum(summands)
+        found_inf = self._guarded and (any(p.nonfinite for p in pushes) or not bool(torch.isfinite(total).all()))
         everybody = len(pushes) == self._workers
         count = float(len(pushes)) if self._weights is None or everybody or alone else math.fsum(weights)
         effective = math.fsum(w * r for w, r in zip(weights, rates, strict=True))
@@ -114,7 +133,7 @@ class Store:
         """
         if self._rounded_sum:
             total = cast(total, self._reduce)
-        found_inf = self._scaled and (found_inf or not bool(torch.isfinite(total).all()))
+        found_inf = self._guarded and (found_inf or not bool(torch.isfinite(total).all()))
         return self._finish(total, found_inf, float(count), 1.0)
 
     def contribution(self, push: Push) -> torch.Tensor:
@@ -135,6 +154,18 @@ class Store:
     def _times(self, part: torch.Tensor, weight: float) -> torch.Tensor:
         return part if weight == 1.0 else cast(part * weight, self._reduce)
 
+    def _sum(self, summands: list[torch.Tensor]) -> torch.Tensor:
+        """Sum in the experiment's order. Ring: as in a ring all-reduce, the k-th of n pieces starts at the k-th."""
+        if self._order == "tree":
+            while len(summands) > 1:
+                pairs = zip(summands[::2], summands[1::2], strict=False)
+                summands = [self._plus(*pair) for pair in pairs] + (summands[-1:] if len(summands) % 2 else [])
+            return summands[0]
+        if self._order == "ring":
+            pieces = zip(*(part.tensor_split(len(summands)) for part in summands), strict=True)
+            return torch.cat([reduce(self._plus, piece[k:] + piece[:k]) for k, piece in enumerate(pieces)])
+        return reduce(self._plus, summands)
+
     def _plus(self, total: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         total = total + part
         return cast(total, self._reduce) if self._rounded_sum else total
@@ -152,27 +183,34 @@ class Store:
     def _finish(self, total: torch.Tensor, found_inf: bool, count: float, lr_factor: float) -> Applied:
         before = self._now()
         # Local steps have left out their own non-finite gradients, so their average is good unless it overflowed.
-        skipped = self._scaled and not bool(torch.isfinite(total).all()) if self._averages else found_inf
-        clip_scale, lost = 1.0, math.nan
+        skipped = found_inf and (self._rule == "stop" or not self._averages or not bool(torch.isfinite(total).all()))
+        clip_scale, lost, change = 1.0, math.nan, None
+        watch = self.watch if self.watch is not None and self.watch.due(self._version) else None
         if not skipped:
             combined = total.to(self._wide)
             if count != 1.0 and self._combine != "sum":
                 combined = combined / count
             if self._averages:
-                clip_scale, lost = self._average(combined, before.params, count)
+                clip_scale, lost, change = self._average(combined, before.params, count)
+                change = change[watch.index] if watch else None
             else:
                 if self._clip is not None:
                     combined, clip_scale, _ = apply_clip(combined, self._clip, before.params, self._problem.groups)
-                gradient = combined.to(self._updater.dtype)
-                self._updater.step(gradient, self._version, lr_factor)
-                lost = self._updater.lost_fraction(gradient, before.params)
+                if watch:
+                    change = self._updater.intended(combined, watch.index, lr_factor)
+                self._updater.step(combined.to(self._updater.dtype), self._version, lr_factor)
+                lost = self._updater.lost_fraction(combined, before.params)
+        if watch:
+            weight = before.params[watch.index]
+            watch.append(self._version, weight, torch.zeros_like(weight) if change is None else change, lost)
         if self._scaler is not None:
             self._scaler.update(found_inf)
             self._scale = self._scaler.scale
         self._version += 1
         return Applied(self._version, skipped, clip_scale, lost)
 
-    def _average(self, combined: torch.Tensor, before: torch.Tensor, count: float) -> tuple[float, float]:
+    def _average(self, combined: torch.Tensor, before: torch.Tensor, count: float
+                 ) -> tuple[float, float, torch.Tensor]:
         """Take the workers' averaged parameters; with `combine="sum"` the sum of their changes."""
         wide = before.to(combined.dtype)
         if self._combine == "sum" and count != 1.0:
@@ -186,7 +224,7 @@ class Store:
         wanted = change != 0
         total = int(torch.count_nonzero(wanted))
         lost = int(torch.count_nonzero(wanted & (self._updater.params == before)))
-        return scale, lost / total if total else 0.0
+        return scale, lost / total if total else 0.0, change
 
 
 def _weights(problem: Problem, exp: Experiment) -> tuple[float, ...] | None:

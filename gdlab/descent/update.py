@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from gdlab import laws, parts
 from gdlab.descent.arithmetic import NATIVE, cast, wider
 from gdlab.experiment import Experiment
 from gdlab.formats import compensated_add, round_to
+from gdlab.part import ExperimentError
 
 
 class Updater:
@@ -34,8 +37,7 @@ class Updater:
         self._work = self.params if own else torch.zeros_like(self.params, dtype=wider(self._format))
         self._lost = torch.zeros_like(self._work) if self._compensated else None
         self._rounded = own and self._format not in NATIVE
-        self._lr, self._decay = exp.optimizer.lr, exp.optimizer.weight_decay
-        self._decoupled = isinstance(exp.optimizer, parts.AdamW)
+        self._spec, self._lr, self._decay = exp.optimizer, exp.optimizer.lr, exp.optimizer.weight_decay
         # The optimizer of a compensated update sees only the update, so the pull of the weights is added by hand.
         self._optimizer = _optimizer(exp.optimizer, self._work, 0.0 if self._compensated else self._decay)
         # Past torch's wrappers for the profiler and the grad mode: they cost more than the step, and nothing here is
@@ -43,6 +45,11 @@ class Updater:
         self._take_step = partial(inspect.unwrap(type(self._optimizer).step), self._optimizer)
         self._state = self._optimizer.state
         self._group = self._optimizer.param_groups[0]
+        most = torch.finfo(self._work.dtype).max
+        if max(self._lr, self._decay) > most:
+            raise ExperimentError(f"A learning rate or weight decay of {max(self._lr, self._decay):g} does not fit "
+                                  f"into {self._format}, whose largest number is {most:g}: use a smaller one, or "
+                                  "wider weights.")
         self.dtype = self._work.dtype
         """What a gradient is cast to before the step."""
 
@@ -87,15 +94,31 @@ class Updater:
 
     def _step_compensated(self, gradient: torch.Tensor, lr: float) -> None:
         weights = self.params.to(self.dtype)
-        if self._decay and not self._decoupled:
-            gradient = gradient.add(weights, alpha=self._decay)
-        self._work.zero_()
-        self._work.grad = gradient
-        self._take_step()
-        if self._decay and self._decoupled:
-            self._work.sub_(weights, alpha=lr * self._decay)
+        self._increment(self._work.zero_(), gradient, weights, lr, self._take_step)
         total, self._lost = compensated_add(weights, self._lost, self._work, self._format)
         self.params.copy_(total)
+
+    def _increment(self, work: torch.Tensor, gradient: torch.Tensor, weights: torch.Tensor, lr: float,
+                   take_step: Callable[[], object]) -> None:
+        """Step from 0 in `work`, so that it holds what is to be added to the weights."""
+        decoupled = isinstance(self._spec, parts.AdamW)
+        work.grad = gradient if decoupled or not self._decay else gradient.add(weights, alpha=self._decay)
+        take_step()
+        if self._decay and decoupled:
+            work.sub_(weights, alpha=lr * self._decay)
+
+    def intended(self, gradient: torch.Tensor, at: np.ndarray, lr_factor: float = 1.0) -> torch.Tensor:
+        """Return what a step along a gradient (n,) wants to add to the coordinates `at`, in float64; changes nothing.
+
+        Weights and the optimizer's memory are taken as they are stored; from there on nothing is rounded to a format.
+        """
+        work = torch.zeros(len(at), dtype=torch.float64, device=self.params.device)
+        optimizer = _optimizer(self._spec.replace(lr=self._lr * lr_factor), work, 0.0)
+        for name, value in self._state.get(self._work, {}).items():
+            if value is not None:
+                optimizer.state[work][name] = value[at].double() if value.ndim else value.clone()
+        self._increment(work, gradient[at].double(), self.params[at].double(), self._lr * lr_factor, optimizer.step)
+        return work
 
     def lost_fraction(self, gradient: torch.Tensor, before: torch.Tensor) -> float:
         """Return the share of the last step's updates that rounding has lost.

@@ -51,8 +51,13 @@ class Worker:
         self._round_compute = self._compute not in NATIVE
         self._same_reduce = carrier(self._compute) if self._reduce == self._compute in NATIVE else None
         self._clip = exp.clip if exp.clip is not None and exp.clip.where == "worker" else None
-        self._local = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 0
+        self._local = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 1
         self._updater: Updater | None = None
+        self._narrow = not {self._compute, self._reduce} <= {"fp32", "fp64"} and problem.repeatable and not (
+            isinstance(exp.strategy, LocalSGD))
+        self.watch: Callable[[int], bool] = lambda step: False
+        """Which steps `sample` is asked about."""
+        self._seen: tuple[torch.Tensor, int, torch.Tensor] | None = None
 
     def gradient(self, read: Read, step: int) -> Push:
         """Return the push of one step: the gradient at what was read, unscaled, clipped, in the reduce format."""
@@ -64,20 +69,20 @@ class Worker:
     def local_round(self, read: Read, step: int, visit: Callable[[int, torch.Tensor], None] | None = None) -> Push:
         """Return the push of one round of local SGD: the parameters after `period` steps of the worker's own.
 
-        Step k of round r draws as step r * period + k does elsewhere. With a loss scale a step whose gradient is not
-        finite is skipped. `loss`, `grad_norm` and `clip_scale` are the last step's, `nonfinite` the round's sum.
+        Step k of round r draws as step r * period + k does elsewhere. Unless it is to be applied, a gradient that is
+        not finite makes no step. `loss`, `grad_norm` and `clip_scale` are the last step's, `nonfinite` the round's sum.
         `visit` is shown (local steps taken, parameters) after each step; the tensor changes in place afterwards.
         """
         if self._updater is None:
             self._updater = Updater(self._exp, read.params, key=self._rank)
         updater = self._updater
         updater.restart(read.params)
-        scaled = self._exp.precision.loss_scale is not None
+        guarded = self._exp.nonfinite_rule != "apply"
         bad = 0
         for inner in range(step * self._local, (step + 1) * self._local):
             loss, grad, norm, scale, nonfinite = self._step(updater.params, inner, read.loss_scale)
             bad += nonfinite
-            if not (scaled and nonfinite):
+            if not (guarded and nonfinite):
                 updater.step(grad.to(updater.dtype), inner)
             if visit is not None:
                 visit(inner + 1, updater.params)
@@ -86,6 +91,20 @@ class Worker:
             result = result.clone()
         return Push(self._rank, step, read.version, result, loss, norm, scale, bad, read.loss_scale)
 
+    def sample(self, push: Push) -> tuple[torch.Tensor, int] | None:
+        """Return the gradient of the newest push as the backward pass gave it; None if its step is not watched.
+
+        And how many of its values were pushed as 0 though fp32 finds them, at the same point, to be something else:
+        -1 where all is fp32 or wider, under local SGD, or where the problem's own state would change.
+        """
+        if self._seen is None:
+            return None
+        at, step, grad = self._seen
+        if not self._narrow:
+            return grad, -1
+        wide = self._problem.gradient(at if at.dtype == torch.float64 else at.float(), self._rank, step)[1]
+        return grad, int(torch.count_nonzero((push.grad == 0) & (wide != 0)))
+
     def _step(self, params: torch.Tensor, step: int, loss_scale: float
               ) -> tuple[float, torch.Tensor, float, float, int]:
         """Return (loss, gradient, its norm before clipping, the clip's scale, how many elements were not finite)."""
@@ -93,6 +112,8 @@ class Worker:
         loss, grad = self._problem.gradient(at, self._rank, step, loss_scale)
         if self._round_compute:
             grad = cast(grad, self._compute)
+        ends, inner = divmod(step + 1, self._local)
+        self._seen = (at, step, grad) if not inner and self.watch(ends - 1) else None
         clip = self._clip
         if clip is None or not clip.before_unscale:
             whole = grad if loss_scale == 1.0 else _unscaled(grad, loss_scale)
