@@ -4,6 +4,7 @@ const ARRAYS = {
   int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array,
 };
 const QUIET_MS = 5000;
+const OFF_SCREEN_MS = 700; // what cannot be seen is drawn less often: the rest of the page gets the time
 const LETTER_PX = 5.9; // of a caption, in the widest of the fonts that it may come in
 const CONFIG = {
   displaylogo: false,
@@ -138,7 +139,7 @@ export default () => {
       el.append(box, words);
 
       const dark = new Map(Object.entries(model.get("_dark")));
-      let plotly, over, drawing, again, width;
+      let plotly, over, drawing, again, width, onScreen, wake;
 
       const draw = async () => {
         again = true;
@@ -148,7 +149,11 @@ export default () => {
         }
         drawing = true;
         while (again && !over) {
-          await new Promise(requestAnimationFrame);
+          await new Promise((go) => {
+            if (onScreen) return requestAnimationFrame(go);
+            wake = go;
+            setTimeout(go, OFF_SCREEN_MS);
+          });
           if (over) break;
           again = false;
           const { seq } = state;
@@ -176,6 +181,11 @@ export default () => {
         if (again || box.offsetWidth !== width) draw();
       });
       resized.observe(box);
+      const seen = new IntersectionObserver((entries) => {
+        onScreen = entries.at(-1).isIntersecting;
+        if (onScreen) wake?.();
+      });
+      seen.observe(box);
       const unwatch = watchTheme(draw);
       views.add(draw);
       gate.wanted = true;
@@ -189,6 +199,7 @@ export default () => {
         views.delete(draw);
         unwatch();
         resized.disconnect();
+        seen.disconnect();
         if (plotly) plotly.purge(box);
       };
     },

@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright.sync_api import TimeoutError
 from servers import Server, serving, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -152,13 +153,16 @@ def run_cell(page: Any, number: int) -> None:
     prompt = page.locator(".jp-CodeCell").nth(number).locator(".jp-InputPrompt")
 
     def has_run() -> bool:
-        if prompt.inner_text().strip() == "[ ]:":
-            page.locator(".jp-CodeCell .cm-content").nth(number).click()
-            page.keyboard.press("Shift+Enter")
-            page.wait_for_timeout(1000)
-        return re.fullmatch(r"\[\d+\]:", prompt.inner_text().strip()) is not None
+        try:
+            if prompt.inner_text(timeout=2000).strip() == "[ ]:":
+                page.locator(".jp-CodeCell .cm-content").nth(number).click(timeout=2000)
+                page.keyboard.press("Shift+Enter")
+                page.wait_for_timeout(1000)
+            return re.fullmatch(r"\[\d+\]:", prompt.inner_text(timeout=2000).strip()) is not None
+        except TimeoutError:  # JupyterLab was just building the cell anew
+            return False
 
-    wait_until(has_run, 40, f"cell {number} was run")
+    wait_until(has_run, 60, f"cell {number} was run")
 
 
 def test_in_jupyterlab_a_page_that_is_reloaded_while_its_kernel_goes_on_misses_no_point(
