@@ -45,7 +45,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     },
     "views": {
         "third": {"numpy", "plotly"},
-        "own": DESCRIPTION | {"trace", "theory", "views"},
+        "own": DESCRIPTION | {"formats", "clipping", "records", "trace", "theory", "views"},
         "lazy": {"tsdownsample"},
     },
     "panel": {

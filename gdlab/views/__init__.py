@@ -6,9 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gdlab.views.clip import clip, clip_vectors
+from gdlab.views.exponents import exponents
+from gdlab.views.formats import formats
 from gdlab.views.grad_norm import grad_norm
 from gdlab.views.loss import loss
+from gdlab.views.loss_scale import loss_scale
+from gdlab.views.lost_updates import lost_updates
 from gdlab.views.naming import what_differs
+from gdlab.views.number_line import number_line
 from gdlab.views.staleness import staleness
 from gdlab.views.style import themed
 from gdlab.views.timeline import timeline
@@ -24,4 +30,5 @@ VIEWS: dict[str, Callable[..., Any]] = {
 }
 """Each view's name -> the function that draws it from a trace."""
 
-__all__ = ["VIEWS", "grad_norm", "loss", "staleness", "themed", "timeline", "trajectory", "what_differs"]
+__all__ = ["VIEWS", "clip", "clip_vectors", "exponents", "formats", "grad_norm", "loss", "loss_scale", "lost_updates",
+           "number_line", "staleness", "themed", "timeline", "trajectory", "what_differs"]
