@@ -144,7 +144,7 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page = context.new_page()
         page.set_default_timeout(30_000)
         page.problems = []
-        page.on("pageerror", lambda error: page.problems.append(f"error on the page: {error}"))
+        page.on("pageerror", lambda error: _note_unless_jupyters_own(page, str(error)))
         page.on("request", lambda request: _note_if_outside(page, request.url))
         return page
 
@@ -157,6 +157,12 @@ def new_page(browser: Any) -> Iterator[Callable[..., Any]]:
 def page(new_page: Callable[..., Any]) -> Any:
     """Give one page, 1280 by 900 pixels."""
     return new_page()
+
+
+def _note_unless_jupyters_own(page: Any, error: str) -> None:
+    # JupyterLab says this of every kernel that ends, or starts slowly, while it waits for an answer.
+    if "Canceled future for" not in error:
+        page.problems.append(f"error on the page: {error}")
 
 
 def _note_if_outside(page: Any, url: str) -> None:

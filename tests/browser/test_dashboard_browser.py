@@ -133,12 +133,13 @@ def test_a_link_opens_the_same_settings_and_a_bad_one_is_explained(
     page.get_by_label("Strategy", exact=True).select_option("Async")
     wait_until(lambda: "5 real worker processes" in status(page), 10, "the knobs arrived")
     press(page, "Copy link")
-    link = page.get_by_label("Link to these settings").input_value()
+    field = page.get_by_label("Link to these settings")
+    link = wait_until(lambda: "Async" in (text := field.input_value()) and text, 20, "the link names the strategy")
     assert link.startswith(dashboard.url) and "workers=5" in link
     page.goto(link)
     page.get_by_role("button", name="Run", exact=True).wait_for(timeout=90_000)
     wait_until(lambda: knob(page, "Workers").input_value() == "5", 20, "the settings are back")
-    assert page.get_by_label("Strategy", exact=True).input_value() == "Async"
+    wait_until(lambda: page.get_by_label("Strategy", exact=True).input_value() == "Async", 20, "the strategy is back")
     open_lab(page, dashboard, "workers=abc")
     assert "The link cannot be followed" in status(page) and knob(page, "Workers").input_value() == "4"
     assert "Traceback" not in page.content()
