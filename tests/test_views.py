@@ -217,6 +217,15 @@ def timeline_segments(table: np.ndarray, together: bool) -> dict[str, dict[int, 
     return {_NAMES[kind]: dict(zip(found[kind][2].tolist(), found[kind][1].tolist(), strict=True)) for kind in found}
 
 
+def test_a_long_step_that_lasts_into_the_latest_ones_is_drawn_and_cut_at_the_edge():
+    from gdlab.views.timeline import drawn, recent, window
+
+    short = [(0, version, 0.1 * version, 0.1 * version + 0.09, *[0.1 * version + 0.1] * 2) for version in range(1, 101)]
+    table = recent(rows((1, 50, 0.0, 9.9, 10.0, 10.0), *short), 2)
+    assert set(table["worker"][drawn(table)]) == {0, 1}
+    assert 7.0 < window(table)[0] < 8.0
+
+
 def test_the_segments_of_a_step_add_up_to_its_life(asynchronous, synchronous):
     from gdlab.views.timeline import drawn, recent, segments
 

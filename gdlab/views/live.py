@@ -72,6 +72,7 @@ class TrajectoryLines:
 
     _TAIL = 24
     _HELD_BYTES = 8e6
+    _FARTHEST = 10.0  # widths of the surface
 
     def __init__(self, experiment: Experiment, environment: Mapping[str, Any]) -> None:
         self._experiment, self._environment = experiment, environment
@@ -81,7 +82,8 @@ class TrajectoryLines:
         self._rows: dict[int, np.ndarray] = {}  # parameters of the versions that may still be drawn
         self._recent = np.empty(0, np.int64)
         self._reads: dict[int, np.ndarray] = {}
-        self._ranges: dict[str, list[float]] = {}
+        self._box: dict[str, list[float]] = {}  # the surface's axes
+        self._ranges: dict[str, list[float]] = {}  # and the chart's
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
@@ -161,11 +163,11 @@ class TrajectoryLines:
         for axis, value in (("xaxis", x), ("yaxis", y)):
             if axis not in self._ranges or not value.size or not np.isfinite(value[0]):
                 continue
-            low, high = self._ranges[axis]
-            room = 0.25 * (high - low)
-            if low - 4 * room < value[0] < low:
+            (low, high), (first, last) = self._ranges[axis], self._box[axis]
+            wide, room = self._FARTHEST * (last - first), 0.25 * (high - low)
+            if first - wide < value[0] < low:
                 self._ranges[axis] = [float(value[0]) - room, high]
-            elif high < value[0] < high + 4 * room:
+            elif high < value[0] < last + wide:
                 self._ranges[axis] = [low, float(value[0]) + room]
             else:
                 continue
@@ -177,7 +179,8 @@ class TrajectoryLines:
         x, y = self._points(np.array([0]))
         titles = axis_titles(self._parameters, self._surface)
         layout, ranges = style.filled(), ranges_of(self._surface)
-        self._ranges = {axis: ranges[axis]["range"] for axis in ranges}
+        self._box = {axis: ranges[axis]["range"] for axis in ranges}
+        self._ranges = dict(self._box)
         for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
             layout[axis] |= {"title": {"text": title}, **ranges.get(axis, {})}
         ops: list[dict[str, Any]] = [

@@ -152,7 +152,7 @@ def workers_legend() -> dict[str, Any]:
 
 def log_axis() -> dict[str, Any]:
     """Return a logarithmic axis whose tick labels are all of one size."""
-    return dict(type="log", tickformat="~g", nticks=4)  # so few that 1, 2 and 5 are chosen rather than 1 to 9
+    return dict(type="log", tickformat="~g", nticks=3)  # so few that 1, 2 and 5 are chosen rather than 1 to 9
 
 
 def recolour(value: Any, colours: Mapping[str, str]) -> Any:

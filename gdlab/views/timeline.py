@@ -43,7 +43,7 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
     if rows < experiment.workers:
         lines.append(f"The first {rows} of {experiment.workers} workers.")
     unit = "virtual seconds" if environment.get("clock") == "virtual" else "seconds"
-    fig = style.figure(QUESTION, f"time in {unit} (latest steps)", "worker", *lines)
+    fig = style.figure(QUESTION, f"time in {unit} (latest finished steps)", "worker", *lines)
     colours = (style.BLUE, style.ORANGE, style.GREEN, style.PAPER)
     for kind, (name, colour) in enumerate(zip(_NAMES, colours, strict=True)):
         fig.add_bar(
@@ -69,17 +69,22 @@ def recent(pushes: np.ndarray, workers: int) -> np.ndarray:
 
 
 def drawn(rows: np.ndarray) -> np.ndarray:
-    """Return the indices of the latest steps of the workers that have a row."""
+    """Return the indices of the latest steps of the workers that have a row, and of those that last into their time."""
     workers = min(int(rows["worker"].max(initial=0)) + 1, MAX_ROWS)
-    return np.flatnonzero(rows["worker"] < MAX_ROWS)[-STEPS * max(workers, 2) :]
+    steps = np.flatnonzero(rows["worker"] < MAX_ROWS)
+    if not steps.size:
+        return steps
+    begin = rows["start_s"][steps[-STEPS * max(workers, 2) :][0]]
+    return steps[(rows["start_s"][steps] >= begin) | (_end(rows[steps]) > begin)]
 
 
 def window(rows: np.ndarray) -> list[float]:
     """Return the time span of the steps drawn, in seconds."""
+    workers = min(int(rows["worker"].max(initial=0)) + 1, MAX_ROWS)
     rows = rows[drawn(rows)]
     if not rows.size:
         return [0.0, 1.0]
-    first, last = float(rows["start_s"].min()), float(_end(rows).max())
+    first, last = float(rows["start_s"][-STEPS * max(workers, 2) :][0]), float(_end(rows).max())
     room = 0.01 * (last - first or 1.0)
     return [first - room, last + room]
 
