@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gdlab.backends.crew import Crew
 from gdlab.backends.failures import Failure, first_cause, of_exit
 from gdlab.backends.heart import Slot
@@ -257,22 +259,26 @@ class Supervision:
         return True
 
 
+
 def _because(reason: str) -> str:
     return {"updates": "all updates are made", "seconds": "the time is up", "target_loss": "the target loss is reached",
             "stop": "it was asked to"}.get(reason, "it ended by itself")
 
 
 def _nonfinite(run: Run) -> str:
-    """Say which gradient was the first that was not finite, and how many there were; nothing if there was none."""
+    """Say which gradient was the first that was not finite, and how much more there was; nothing if all were."""
     rows = run.trace.applied
-    bad = rows[rows["nonfinite"] > 0]
+    bad, skipped = rows[rows["nonfinite"] > 0], len(np.unique(rows["version"][np.isnan(rows["lost_fraction"])]))
     if not len(bad):
-        return "a sum of finite gradients was not finite" if run.heart.reason == "nonfinite" else ""
-    who, values = f"rank {bad[0]['worker']}'s gradient of step {bad[0]['step']}", _count(bad[0]["nonfinite"], "value")
-    told = f"{who} had {values} that {'is' if bad[0]['nonfinite'] == 1 else 'are'} not finite"
-    if len(bad) == 1:
+        return f"{_count(skipped, 'sum')} of finite gradients overflowed" if skipped else ""
+    worker, step, values = (int(bad[0][name]) for name in ("worker", "step", "nonfinite"))
+    told = (f"rank {worker}'s gradient of step {step} had {_count(values, 'value')} that "
+            f"{'is' if values == 1 else 'are'} not finite")
+    if len(bad) > 1:
+        told += f", as had {_count(len(bad) - 1, 'more gradient')}"
+    if run.heart.reason == "nonfinite" or not skipped:
         return told
-    return f"{told}, the first of {_count(len(bad), 'gradient')}"
+    return f"{told}; {_count(skipped, 'step')} {'was' if skipped == 1 else 'were'} skipped"
 
 
 def _count(number: int, what: str) -> str:

@@ -192,15 +192,15 @@ class Store:
                 combined = combined / count
             if self._averages:
                 clip_scale, lost, change = self._average(combined, before.params, count)
-                change = change[watch.index] if watch else None
+                change = change[watch.index] if watch is not None else None
             else:
                 if self._clip is not None:
                     combined, clip_scale, _ = apply_clip(combined, self._clip, before.params, self._problem.groups)
-                if watch:
+                if watch is not None:
                     change = self._updater.intended(combined, watch.index, lr_factor)
                 self._updater.step(combined.to(self._updater.dtype), self._version, lr_factor)
                 lost = self._updater.lost_fraction(combined, before.params)
-        if watch:
+        if watch is not None:
             weight = before.params[watch.index]
             watch.append(self._version, weight, torch.zeros_like(weight) if change is None else change, lost)
         if self._scaler is not None:
