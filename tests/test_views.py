@@ -297,6 +297,11 @@ def test_words_can_be_read_in_both_themes():
         assert contrast(style.DARK[colour], style.DARK[style.PAPER]) >= 4.5
 
 
+def test_lines_can_be_told_from_the_page_in_the_dark_theme():
+    for colour in style.WORKERS:
+        assert contrast(style.DARK.get(colour, colour), style.DARK[style.PAPER]) >= 4.5
+
+
 def test_a_themed_figure_is_dark_and_comes_back(asynchronous):
     fig = gd.views.loss(asynchronous)
     dark = gd.views.themed(fig)

@@ -20,7 +20,7 @@ SURFACE = ("#fbfcfd", "#e3e8ee", "#c8d0d9", "#acb7c3", "#8f9cab")
 """Low loss to high loss: greys, so that the workers' colours stand out."""
 
 DARK = {
-    INK: "#e9ebf0", MUTED: "#a9b1be", GRID: "#343a45", PAPER: "#111418",
+    INK: "#e9ebf0", MUTED: "#a9b1be", GRID: "#343a45", PAPER: "#111418", BLUE: "#2b8cd3",
     **dict(zip(SURFACE, ("#667180", "#505a67", "#3c444f", "#2a3038", "#1b1f25"), strict=True)),
 }
 """What each colour of the light theme becomes in the dark one; a page swaps them without asking the kernel."""
