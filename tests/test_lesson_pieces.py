@@ -190,16 +190,16 @@ def test_a_check_without_a_possible_right_answer_is_refused() -> None:
 def test_progress_counts_and_exports_what_was_answered(tmp_path: Path) -> None:
     shown = gd.progress()
     asked, graded = gd.predict(QUESTION), gd.check("Which?", {"a": "", "b": ""}, correct="b")
-    assert "0 of 2 answered" in shown.widget.view["message"]
+    assert "0 of 2 answered" in shown._view.view["message"]
     asked.commit(1.0)
     asked.compare(5.0)
     graded.answer("b")
-    assert "2 of 2 answered on this page, 1 right" in shown.widget.view["message"]
+    assert "2 of 2 answered on this page, 1 right" in shown._view.view["message"]
     pieces = json.loads(shown.to_json())["pieces"]
     assert pieces[QUESTION]["answer"] == "1" and pieces[QUESTION]["right"] is False
     assert pieces["Which?"]["right"] is True and pieces["Which?"]["attempts"] == 1
     assert json.loads((tmp_path / "runs" / "progress.json").read_text()) == pieces
-    assert json.loads(shown.widget.view["file"])["pieces"] == pieces
+    assert json.loads(shown._view.view["file"])["pieces"] == pieces
 
 
 def test_progress_outlives_the_kernel_and_survives_a_broken_file(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_progress_outlives_the_kernel_and_survives_a_broken_file(tmp_path: Path)
     Progress.here = {}  # another kernel
     gd.check("Second?", correct=1)
     shown = gd.progress()
-    assert set(shown.entries) == {"First?"} and "1 more from other pages" in shown.widget.view["message"]
+    assert set(shown.entries) == {"First?"} and "1 more from other pages" in shown._view.view["message"]
     (tmp_path / "runs" / "progress.json").write_text("{ torn")
     assert gd.progress().entries == {}
     gd.check("Third?", correct=1).answer(2)

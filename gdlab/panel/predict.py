@@ -36,8 +36,12 @@ class Prediction:
         record(question, "prediction")
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
+        return self.asked()._repr_mimebundle_(**options)
+
+    def asked(self) -> PieceView:
+        """Return the question's widget, and take note that it is shown: a panel or a comparison need not show it."""
         self.shown = True
-        return self.widget._repr_mimebundle_(**options)
+        return self.widget
 
     @property
     def committed(self) -> bool:
@@ -91,7 +95,7 @@ class Prediction:
         if isinstance(value, tuple):
             return f"{self.text(value[0])} to {self.text(value[1])}"
         unit = f" {self.unit}" * bool(self.unit)
-        return str(value) if isinstance(value, str) else f"{float(value):.7g}{unit}"
+        return str(value) if isinstance(value, str) else f"{float(value):.6g}{unit}"
 
     def judge(self, actual: Any, tolerance: float | None = None) -> tuple[bool, str]:
         """Return whether the locked answer was right, and the sentence that says so."""
@@ -132,8 +136,7 @@ class Comparison:
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         if not self.prediction.shown:
-            self.prediction.shown = True
-            self.widget.children = (self.prediction.widget, *self.widget.children)
+            self.widget.children = (self.prediction.asked(), *self.widget.children)
         return self.widget._repr_mimebundle_(**options)
 
     def _draw(self) -> None:

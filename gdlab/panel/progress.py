@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
+
+import ipywidgets
 
 from gdlab.panel.piece import PieceView
 
@@ -29,8 +32,9 @@ class Progress:
     here: ClassVar[dict[str, dict[str, Any]]] = {}
     _shown: ClassVar[list[Progress]] = []
 
-    def __init__(self) -> None:
-        self.widget = PieceView(lambda _: None, mode="progress")
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self._view = PieceView(mode="progress")
+        self.widget = ipywidgets.Box([*(piece.widget for piece in pieces), self._view], _dom_classes=("gd-compared",))
         self._draw()
         Progress._shown.append(self)
 
@@ -54,12 +58,15 @@ class Progress:
         earlier = len(self.entries) - done
         said = f"{done} of {len(rows)} answered on this page, {right} right." if rows else EMPTY
         more = f" {earlier} more from other pages are in the export." if earlier else ""
-        self.widget.change(rows=rows, message=said + more, file=self.to_json())
+        self._view.change(rows=rows, message=said + more, file=self.to_json())
 
 
-def progress() -> Progress:
-    """Show how far the reader is, with a button that saves it as JSON; `.entries` and `.to_json()` for code."""
-    return Progress()
+def progress(*pieces: Any) -> Progress:
+    """Show how far the reader is, below the last pieces, with a button that saves it as JSON.
+
+    `.entries` and `.to_json()` are the same for code.
+    """
+    return Progress(pieces)
 
 
 def record(question: str, kind: str, answer: str = "", right: bool | None = None, attempts: int = 0) -> None:
