@@ -49,8 +49,10 @@ def exponents(trace: Trace) -> go.Figure:
     lost += f"; {100 * under:.3g}% underflowed" if under > 0 else ""
     note = lost + (f"; {bad} {'is' if bad == 1 else 'are'} not finite." if bad else ".")
     fig.layout.update(style.remark(fig, f"In {compute}. {note}"))
-    middle = bins[np.searchsorted(np.cumsum(plain), plain.sum() / 2)] if plain.any() else "none"
-    return style.describe(fig, f"{QUESTION} The median exponent is {middle} without the loss scale. {note}")
+    if plain.any():
+        middle = bins[np.searchsorted(np.cumsum(plain), plain.sum() / 2)]
+        note += f" The median exponent is {middle} without the loss scale."
+    return style.describe(fig, f"{QUESTION} {note}")
 
 
 def counts(rows: np.ndarray, scaled: bool) -> np.ndarray:
@@ -77,7 +79,7 @@ def _ranges(fig: go.Figure, compute: str, low: int, high: int) -> go.Figure:
                 if x0 < x1:
                     fig.add_vrect(x0=x0, x1=x1, fillcolor=style.VERMILLION, opacity=0.12, line_width=0, row=1, col=1)
     fig.update_xaxes(range=[low, high]).update_xaxes(title_text="log2 |g|", row=2)
-    fig.update_yaxes(title_text="share of the numbers", tickformat=".0%", row=1)
+    fig.update_yaxes(title_text="share of the numbers", tickformat=".0%", rangemode="tozero", row=1)
     fig.update_yaxes(title_text="format", row=2)
     fig.layout.update(barmode="overlay")
     return fig

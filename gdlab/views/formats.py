@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from gdlab.views import style
 from gdlab.views.downsample import line
-from gdlab.views.loss import NOTHING
+from gdlab.views.loss import NOTHING, not_finite
 from gdlab.views.lost_updates import per_version
 from gdlab.views.naming import what_differs
 
@@ -34,11 +34,11 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
     fig = style.figure(question, "", "", *(style.caption(trace.environment) for trace in traces),
                        height=180 + 175 * count)
     names = what_differs([trace.experiment for trace in traces])
-    titles = ["<br>".join(textwrap.wrap(name, 28)) for name in names]
+    titles = ["<br>".join(textwrap.wrap(name, 22)) for name in names]
     fig.set_subplots(count, columns, subplot_titles=titles, horizontal_spacing=0.05, vertical_spacing=0.17,
                      shared_xaxes="all", shared_yaxes="all",
                      specs=[[dict(secondary_y=True)] * columns] * count)
-    found, sentences = [], []
+    found, notes, sentences = [], [], []
     for i, (trace, name) in enumerate(zip(traces, names, strict=True)):
         place, versions, losses = dict(row=i // 2 + 1, col=i % 2 + 1), trace.path_versions, trace.losses
         size = min(len(versions), len(losses))  # a run that goes on may have grown between the two looks
@@ -50,6 +50,7 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
                         opacity=0.7, **place, secondary_y=True, showlegend=not i, legendgroup="share",
                         hovertemplate="%{y:.1%} at %{x}")
         found.append(y)
+        notes.append(not_finite(trace.pushes, versions[:size], losses[:size], name))
         sentences.append(f"{name + ': ' if name else ''}" + (f"loss {y[-1]:.4g}" if y.size else "no loss yet") +
                          (f", mean {label} {known.mean():.1%}." if known.size else "."))
     every_loss = np.concatenate([np.empty(0), *found])
@@ -63,4 +64,5 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
         return style.empty(fig, NOTHING)
     fig.for_each_annotation(lambda title: title.update(y=0.93 * title.y, font_size=11))  # room below the captions
     fig.for_each_yaxis(lambda axis: axis.update(domain=[0.93 * end for end in axis.domain]), secondary_y=False)
+    fig.layout.update(style.remark(fig, *notes))
     return style.describe(fig, " ".join([question, *sentences]))

@@ -29,7 +29,7 @@ def number_line(trace: Trace, version: int | None = None, parameter: int | None 
     precision = trace.experiment.precision
     name, row = precision.weights, sample(trace, version)
     fig = style.figure(QUESTION, f"spacings of {name} from the weight", "parameter: weight",
-                       style.caption(trace.environment), height=460)
+                       style.caption(trace.environment))
     if row is None:
         return style.empty(fig, NOTHING)
     which = np.flatnonzero(np.isfinite(row["weight"]) & np.isfinite(row["update"]))
@@ -40,7 +40,7 @@ def number_line(trace: Trace, version: int | None = None, parameter: int | None 
     which = which[np.unique(np.linspace(0, which.size - 1, _MAX_ROWS).astype(int))]
     weight, update = row["weight"][which], row["update"][which]
     gap, landing = ulp(weight, name), round_to(weight + update, name)
-    reach = float(np.clip(1.3 * np.abs(update / gap).max(), 2.2, 6.0))
+    reach = float(np.clip(1.3 * np.abs(update / gap).max(), 2.2, 8.0))
     rows = range(weight.size)
     near = [neighbours(w, reach * g, name) for w, g in zip(weight, gap, strict=True)]
     places = [(values - w) / g for values, w, g in zip(near, weight, gap, strict=True)]
@@ -66,10 +66,11 @@ def number_line(trace: Trace, version: int | None = None, parameter: int | None 
     labels = [f"{index}: {w:.7g}" for index, w in zip(row["index"][which], weight, strict=True)]
     fig.update_yaxes(tickvals=list(rows), ticktext=labels, range=[-0.5, weight.size - 0.3], zeroline=False)
     if weight.size == 1:
-        shown = np.abs(places[0]) <= 2.0
+        shown = (np.abs(places[0]) <= 1.0) | (near[0] == landing[0])
         fig.update_xaxes(tickvals=places[0][shown], ticktext=[f"{value:.9g}" for value in near[0][shown]],
                          title_text=f"values that {name} can hold")
-    fig.layout.update(style.remark(fig, f"The update of version {row['version']}.", how_rounded(precision)))
+    fig.layout.update(height=300 + 40 * weight.size, **style.remark(fig, f"The update of version {row['version']}.",
+                                                                    how_rounded(precision)))
     return style.describe(fig, f"{QUESTION} Parameters of version {row['version']} in {name}: " + "; ".join(
         f"{label}, update {u:+.3g}, {text}" for label, u, text in zip(labels, update, words, strict=True)) + ".")
 
