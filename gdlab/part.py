@@ -127,7 +127,8 @@ def explain(error: ValidationError, cls: type[BaseModel]) -> str:
     where = ".".join(str(step) for step in steps if isinstance(step, int) or (str(step).isidentifier()
                      and not str(step)[0].isupper() and str(step) not in ("int", "float", "str", "bool")))
     kind, given = first["type"], first.get("input")
-    more = f" ({len(errors) - 1} more fields are wrong too.)" if len({e["loc"][:1] for e in errors}) > 1 else ""
+    others = len({e["loc"][:1] for e in errors}) - 1
+    more = f" ({others} more {'field is' if others == 1 else 'fields are'} wrong too.)" if others else ""
     if kind == "extra_forbidden":
         return _unknown(str(steps[-1]), cls) + more
     if kind == "missing":
