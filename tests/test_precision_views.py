@@ -272,3 +272,8 @@ def test_a_run_whose_loss_overflows_says_so_beside_the_others(tmp_path, bf16):
         file.seek(16 * 5 + 8)
         file.write(np.float64(np.inf).tobytes())
     assert "the loss is not finite from update 5 on" in words(formats(bf16, broken))
+
+
+def test_local_sgd_pushes_no_gradient_that_could_be_drawn(tmp_path):
+    trace = sampled(tmp_path / "run", gd.Experiment(gd.Ravine(), strategy=gd.LocalSGD(period=4)))
+    assert "No gradient of two parameters" in words(clip_vectors(trace))

@@ -13,7 +13,7 @@ from gdlab.views.downsample import line
 from gdlab.views.formats import side_by_side
 from gdlab.views.grad_norm import QUESTION as NORMS
 from gdlab.views.grad_norm import grad_norm
-from gdlab.views.trajectory import PATH, READS, trajectory
+from gdlab.views.trajectory import PATH, READS, trajectory, walks_alone
 
 if TYPE_CHECKING:
     from gdlab.parts import Clip
@@ -71,7 +71,7 @@ def clip_vectors(trace: Trace, version: int | None = None) -> go.Figure:
         )
     (a, b), (c, d) = means
     turn = np.degrees(abs(np.arctan2(a * d - b * c, a * c + b * d)))
-    note = f"{np.hypot(a, b):.3g} long before, {np.hypot(c, d):.3g} after, turned by {turn:.3g}°"
+    note = f"{np.hypot(a, b):.3g} long before, {np.hypot(c, d):.3g} after, turned by {round(turn, 3):g}°"
     fig.layout.update(style.headline(VECTORS, style.caption(trace.environment), f"Mean gradient of {len(before)} at "
                                      f"version {read}: {note}. Drawn: times the learning rate."))
     fig.layout.update(height=460, legend_title_text="")
@@ -81,7 +81,7 @@ def clip_vectors(trace: Trace, version: int | None = None) -> go.Figure:
 def gradients(trace: Trace, version: int | None) -> tuple[int, np.ndarray, np.ndarray, np.ndarray] | None:
     """Return a version, its parameters, the (workers, 2) gradients sampled there and their loss scales; or None."""
     rows, pushes, versions, path = trace.exponents, trace.pushes, trace.path_versions, trace.path
-    if path.shape[1:] != (2,) or not len(rows):
+    if path.shape[1:] != (2,) or not len(rows) or walks_alone(trace.experiment):  # then a push is no gradient
         return None
     pushes = pushes[np.isin(pushes["step"], rows["step"])]
     reads = {(worker, step): read for worker, step, read in pushes[["worker", "step", "read_version"]].tolist()}
