@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,7 @@ def test_a_crashed_browser_stops_the_workers(chromium: str, dashboard: Server) -
         press(page, "Run")
         wait_until(lambda: ranks(dashboard), 40, "the workers run")
         for process in psutil.Process().children(recursive=True):
-            if "chrom" in process.name() and "--headless" in " ".join(process.cmdline()):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):  # a zombie's command line is gone too
+                if "chrom" in process.name() and "--headless" in " ".join(process.cmdline()):
+                    process.kill()
         wait_until(lambda: not ranks(dashboard), 90, "the heartbeat's silence stopped the workers")
