@@ -310,3 +310,51 @@ def test_gradients_are_not_changed_in_place(make):
     for rule in (Clip(norm=1.0), Clip(value=1.0), Clip(adaptive=0.1)):
         apply_clip(g, rule, make([1.0, 1.0]))
     assert np.asarray(g).tolist() == [3.0, 4.0]
+
+
+# --- a number alone ---------------------------------------------------------------------------------------------------
+
+SCALARS = {"float": float, "numpy scalar": np.float64, "0-d array": np.array, "0-d tensor": tensor64,
+           "numpy float32": np.float32, "0-d float32 tensor": lambda v: torch.tensor(v, dtype=torch.float32)}
+
+
+@pytest.fixture(params=SCALARS)
+def alone(request):
+    return SCALARS[request.param]
+
+
+@pytest.mark.parametrize(("g", "c", "clipped"), [
+    (3.0, 1.0, 1.0), (-4.0, 1.0, -1.0), (4.0, 4.0, 4.0), (0.0, 1.0, 0.0), (-0.0, 1.0, -0.0), (0.5, INF, 0.5),
+    (NAN, 1.0, NAN), (INF, 1.0, NAN), (1e20, 1.0, 1.0), (1e-30, 1e-31, 1e-31)])
+def test_a_number_alone_is_clipped_as_a_vector_of_one(alone, g, c, clipped):
+    got = clip_by_norm(alone(g), c)
+    assert np.shape(got) == ()
+    assert float(got) == pytest.approx(clipped, rel=1e-6, nan_ok=True)
+    assert math.isnan(got) or math.copysign(1, got) == math.copysign(1, g)
+    assert norm(alone(g)) == pytest.approx(abs(g), rel=1e-7, nan_ok=True)
+
+
+def test_a_number_alone_is_limited_by_value_and_nan_survives(alone):
+    assert [float(clip_by_value(alone(g), 1.0)) for g in (INF, -INF, 0.5, -7.0)] == [1.0, -1.0, 0.5, -1.0]
+    assert math.isnan(clip_by_value(alone(NAN), 1.0))
+
+
+def test_a_number_alone_walks_before_it_runs(alone):
+    w, steps = alone(100.0), 0
+    while abs(float(w)) > 1e-3:
+        w, steps = w - 0.1 * clip_by_norm(w, 1.0), steps + 1
+    assert abs(steps - 1056) <= 1
+
+
+def test_a_threshold_above_every_norm_changes_no_bit_of_a_descent(alone):
+    w, plain = alone(100.0), alone(100.0)
+    for _ in range(50):
+        w, plain = w - 0.1 * clip_by_norm(w, 100.5), plain - 0.1 * plain
+        assert float(w) == float(plain)
+
+
+def test_the_normalised_gradient_has_norm_one_and_of_zero_is_zero(make):
+    # Clipping to a threshold below every norm is lr * g / ||g||: the step's length no longer tells the gradient's.
+    for g in ([3.0, 4.0], [3e200, 4e200], [3e-200, 4e-200]):
+        assert np.asarray(clip_by_norm(make(g), 1e-250)) / 1e-250 == pytest.approx([0.6, 0.8], rel=1e-9)
+    assert same(clip_by_norm(make([0.0, 0.0]), 1e-250), [0.0, 0.0])

@@ -114,7 +114,7 @@ def test_rounding_to_nearest_agrees_with_gfloat_bit_for_bit(format, data):
 
 
 def values_near(format, count, seed):
-    """Random float64: any bits (subnormals, infinities, NaN), and multiples of a quarter of the spacing, or next to one,
+    """Random float64: any bits (subnormals, infinities, NaN), and multiples of a quarter of the spacing, or next to one
     in every binade of the format: its subnormals, ties and what lies beside them, the edge of overflow."""
     known, rng = facts(format), np.random.default_rng(seed)
     any_bits = rng.integers(0, 2**64, count // 4, np.uint64).view(np.float64)
