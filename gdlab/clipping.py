@@ -1,5 +1,7 @@
-"""Gradient clipping: by norm, by value, adaptive.
+"""Gradient clipping: by norm, by value, adaptive; and the normalised gradient beside it.
 
+A zero gradient stays exactly zero under every rule, and an empty one has norm 0. Norms are summed in float64, so one
+whose square overflows fp32, as of (1e20, 1e20), is right, and is no reason to call the gradient not finite.
 NaN and infinity follow the formulas in IEEE arithmetic and are never hidden by the order of a comparison: clipping by
 norm turns a gradient with a NaN into NaN everywhere, and one with an infinity into NaN there and 0 elsewhere. Clipping
 by value keeps NaN, but takes infinity to the limit: look for overflow before it.
@@ -66,6 +68,22 @@ def clip_by_value(g: T, c: float) -> T:
     return values.clamp(-c, c) if tensor else values.clip(-c, c)
 
 
+def normalise(g: T, length: float = 1.0) -> T:
+    """Return g / ||g|| times `length`: its direction alone; zero stays zero. ValueError unless length > 0."""
+    _check("normalised", length)
+    values = _real(g)
+    before = norm(values)
+    return values if before == 0 else _resize(values, before / length, length)
+
+
+def clip_as_torch(g: T, c: float) -> T:
+    """Return g * min(1, c / (||g|| + 1e-6)), which is the rule of torch.nn.utils.clip_grad_norm_, for comparison."""
+    values: Any = _real(g)
+    scale = c / (norm(values) + 1e-6)
+    with np.errstate(invalid="ignore"):
+        return values * (1.0 if scale > 1 else scale)
+
+
 def clip_adaptive(g: T, params: T, factor: float, groups: Sequence[slice] | None = None, eps: float = 1e-3) -> T:
     """Shorten each group of a gradient to `factor` times the norm of its own parameters (at least `eps`).
 
@@ -103,6 +121,8 @@ def apply_clip(g: T, clip: Clip | None, params: Any = None, groups: Sequence[sli
         return clipped, 1.0 if clipped is g else clip.norm / before, before
     if clip.value is not None:
         clipped = clip_by_value(g, clip.value)
+    elif clip.normalised is not None:
+        clipped = normalise(g, clip.normalised)
     elif clip.adaptive is not None:
         if params is None:
             raise ValueError("Adaptive clipping compares a gradient with its parameters: give params too.")
@@ -154,9 +174,14 @@ def _shorten(g: Any, length: float, c: float) -> Any:
     ratio = length / c
     if ratio <= 1 or c == math.inf:
         return g
+    return _resize(g, ratio, c)
+
+
+def _resize(g: Any, ratio: float, c: float) -> Any:
+    """Divide a gradient whose norm is `ratio` times c by that ratio."""
     tensor = _is_tensor(g)
     size = g.element_size() if tensor else g.dtype.itemsize
-    if size >= 4 and (ratio < 1e38 or math.isnan(ratio)):
+    if size >= 4 and (1e-38 < ratio < 1e38 or math.isnan(ratio)):
         return g / ratio
     # A ratio that the dtype cannot hold, or a norm that float64 cannot: by way of the direction, in float64.
     with np.errstate(all="ignore"):

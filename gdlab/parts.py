@@ -288,7 +288,7 @@ class Precision(Part):
 
 
 class Clip(Part):
-    """Bound each gradient: by its norm, by value, or adaptively (Brock et al. 2021); per worker or after averaging."""
+    """Bound each gradient by its norm, by value or adaptively (Brock et al. 2021), or give each the same norm."""
 
     norm: float | None = knob(None, label="norm", help="Largest norm that is left alone", group="clipping",
                               gt=0, le=1e30)
@@ -300,12 +300,14 @@ class Clip(Part):
                                                help="Each worker's gradient, or their average")
     before_unscale: bool = knob(False, label="before unscaling", group="clipping",
                                 help="Clip the scaled gradient: the classic mistake")
+    normalised: float | None = knob(None, label="normalised", group="clipping", gt=0, le=1e30,
+                                    help="The norm that every gradient is given, shortened or lengthened")
     kind: Literal["Clip"] = "Clip"
 
     @model_validator(mode="after")
     def _one_rule(self) -> Clip:
-        if sum(rule is not None for rule in (self.norm, self.value, self.adaptive)) != 1:
-            raise ValueError("a clip needs exactly one of norm, value and adaptive")
+        if sum(rule is not None for rule in (self.norm, self.value, self.adaptive, self.normalised)) != 1:
+            raise ValueError("a clip needs exactly one of norm, value, adaptive and normalised")
         return self
 
 
@@ -333,8 +335,7 @@ class AdamW(Part):
 class Network(Part):
     """Say what a message costs: latency_s + bytes * seconds_per_byte each way, and server_s per push at the server."""
 
-    latency_s: float = knob(0.0, label="latency", help="Time of an empty message", unit="s", group="network",
-                            ge=0, le=60)
+    latency_s: float = knob(0.0, label="latency", help="An empty message's time", unit="s", group="network", ge=0, le=60)
     seconds_per_byte: float = knob(0.0, label="time per byte", help="Inverse of the bandwidth", unit="s/byte",
                                    group="network", ge=0, le=1)
     server_s: float = knob(0.0, label="server time", help="Serial work of the server per push", unit="s",

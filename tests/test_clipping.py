@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gdlab.clipping import apply_clip, clip_adaptive, clip_by_norm, clip_by_value, norm
+from gdlab.clipping import apply_clip, clip_adaptive, clip_as_torch, clip_by_norm, clip_by_value, norm, normalise
 from gdlab.parts import Clip
 
 INF, NAN = math.inf, math.nan
@@ -354,7 +354,22 @@ def test_a_threshold_above_every_norm_changes_no_bit_of_a_descent(alone):
 
 
 def test_the_normalised_gradient_has_norm_one_and_of_zero_is_zero(make):
-    # Clipping to a threshold below every norm is lr * g / ||g||: the step's length no longer tells the gradient's.
-    for g in ([3.0, 4.0], [3e200, 4e200], [3e-200, 4e-200]):
-        assert np.asarray(clip_by_norm(make(g), 1e-250)) / 1e-250 == pytest.approx([0.6, 0.8], rel=1e-9)
-    assert same(clip_by_norm(make([0.0, 0.0]), 1e-250), [0.0, 0.0])
+    for g in ([3.0, 4.0], [3e200, 4e200], [3e-200, 4e-200], [3e-310, 4e-310], [1.2e308, 1.6e308]):
+        assert np.asarray(normalise(make(g))) == pytest.approx([0.6, 0.8], rel=1e-9)
+        assert np.asarray(normalise(make(g), 5.0)) == pytest.approx([3.0, 4.0], rel=1e-9)
+    assert same(normalise(make([0.0, -0.0])), [0.0, 0.0])
+    assert same(normalise(make([NAN, 1.0])), [NAN, NAN]) and same(normalise(make([INF, 1.0])), [NAN, 0.0])
+    assert len(normalise(make([]))) == 0
+    clipped, scale, before = apply_clip(make([0.3, 0.4]), Clip(normalised=2.0))
+    assert np.asarray(clipped) == pytest.approx([1.2, 1.6]) and (scale, before) == (pytest.approx(4.0), 0.5)
+    assert normalise(torch.tensor([6e4, 0.0]).half()).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("g", "c"), [
+    ([3.0, 4.0], 1.0), ([3.0, 4.0], 5.0), ([3.0, 4.0], 10.0), ([0.0, 0.0], 1.0), ([6e-07, 8e-07], 1e-06),
+    ([INF, 1.0], 1.0), ([NAN, 1.0], 1.0), ([1e20, 1.0], 1.0)])
+def test_torchs_rule_beside_ours_is_the_one_in_torch(make, g, c):
+    weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    weight.grad = tensor64(g)
+    torch.nn.utils.clip_grad_norm_([weight], c)
+    assert np.asarray(clip_as_torch(make(g), c)) == pytest.approx(weight.grad.numpy(), rel=1e-12, abs=0, nan_ok=True)

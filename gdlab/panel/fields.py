@@ -17,13 +17,13 @@ from gdlab.parts import FORMATS, NAMED_PRECISIONS, Opaque, Precision, Torch
 Draft = dict[str, Any]
 """One text a field, nested like the experiment; a part that is absent is an empty dict."""
 
-CLIP_RULES = ("norm", "value", "adaptive")
+CLIP_RULES = ("norm", "value", "adaptive", "normalised")
 SLOW = "slow"
 """A control of the form alone: how many times slower the last worker is than the others (it writes `speeds`)."""
 
 BASIC = (
     "problem", "problem.model", "workers", SLOW, "compute_time", "strategy", "strategy.staleness_bound",
-    "strategy.period", "precision", "clip", "clip.norm", "clip.value", "clip.adaptive",
+    "strategy.period", "precision", "clip", "clip.norm", "clip.value", "clip.adaptive", "clip.normalised",
     "optimizer.lr", "updates",
 )
 """What a newcomer sees, in this order; everything else waits under "More settings"."""
@@ -35,6 +35,7 @@ _SCALES = {
     "strategy.period": (1, 64, False, 1), "strategy.batch": (1, 16, False, 1), "strategy.backups": (0, 8, False, 1),
     "batch_size": (1, 512, True, 1), "updates": (10, 5000, True, 10), "clip.norm": (0.01, 100, True, None),
     "clip.value": (0.001, 10, True, None), "clip.adaptive": (0.001, 1, True, None),
+    "clip.normalised": (0.01, 100, True, None),
     "compute_time.mean": (0.001, 1, True, None), "compute_time.value": (0.001, 1, True, None),
     "problem.noise": (0, 5, False, 0.1), "network.latency_s": (0, 0.1, False, 0.001),
 }
@@ -53,6 +54,7 @@ _WORDS = {
     "fp16": "fp16: 16 bits, narrow range", "fp8_e4m3": "fp8 e4m3", "fp8_e5m2": "fp8 e5m2",
     "mixed_fp16": "mixed fp16: fp32 weights, loss scaling", "mixed_bf16": "mixed bf16: fp32 weights",
     "norm": "by norm", "value": "by value", "adaptive": "adaptive: relative to the weights",
+    "normalised": "normalised: all of one norm",
     "allreduce": "all-reduce", "server": "parameter server", "worker": "each worker's gradient",
     "average": "the average", "delay_compensation": "delay compensation", "inverse": "lr / staleness",
 }
