@@ -64,7 +64,7 @@ def test_a_choice_must_be_one_of_the_options() -> None:
     from_page(asked, "down")
     assert asked.value == "down"
     assert asked.judge("down") == (True, "You predicted: down. So it was.")
-    assert asked.judge("up") == (False, "You predicted: down. It was: up.")
+    assert asked.judge("up") == (False, "You predicted: down. What happened: up.")
 
 
 @given(FINITE, FINITE, FINITE)

@@ -40,31 +40,35 @@ const choice = (view, name) => {
   };
 };
 
-const field = (view, label, start = "") => {
+const field = (view, label) => {
+  const bounded = Number.isFinite(view.low) && Number.isFinite(view.high);
   const text = make("input", { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false",
-    "aria-label": label, size: 10 });
-  text.value = start;
+    "aria-label": label, size: 12, placeholder: bounded ? `${view.low} to ${view.high}` : null });
   const unit = view.unit ? make("span", { class: "gd-unit" }, view.unit) : "";
   return { nodes: [text, unit], read: () => text.value, show: (value) => (text.value = String(value)) };
 };
 
-// A range is drawn with two sliders on one track; each end can be typed as well.
+// A range is drawn with two sliders on one track; each end can be typed as well. It starts empty: nothing is suggested.
 const range = (view) => {
   const scale = scaleOf(view);
   const band = make("div", { class: "gd-band" });
-  const ends = [["Least", view.low, 0.25], ["Most", view.high, 0.75]].map(([label, , share]) => {
-    const text = field({}, `${label} that you expect`, String(scale.value(share)));
+  const ends = [["Least", 0], ["Most", 1]].map(([label, share]) => {
+    const text = field({}, `${label} that you expect`);
     const slider = make("input", { type: "range", min: 0, max: 1000, "aria-label": `${label} that you expect, slider` });
     slider.value = 1000 * share;
     return { label, text, slider };
   });
   const draw = () => {
     const [from, to] = ends.map(({ slider }) => slider.value / 10).sort((a, b) => a - b);
+    band.hidden = ends.every(({ text }) => !text.read());
     Object.assign(band.style, { left: `${from}%`, width: `${to - from}%` });
     for (const { slider, text } of ends) slider.setAttribute("aria-valuetext", `${text.read()} ${view.unit}`);
   };
   for (const { text, slider } of ends) {
-    slider.addEventListener("input", () => (text.show(scale.value(slider.value / 1000)), draw()));
+    slider.addEventListener("input", () => {
+      for (const end of ends) if (end.slider === slider || !end.text.read()) end.text.show(scale.value(end.slider.value / 1000));
+      draw();
+    });
     text.nodes[0].addEventListener("change", () => ((slider.value = 1000 * scale.share(Number(text.read()))), draw()));
   }
   draw();
@@ -89,14 +93,14 @@ const question = (model) => {
   const button = make("button", { type: "submit", class: "gd-button" }, predicts ? "Commit" : "Check");
   const form = make("form", { "aria-labelledby": `${name}-legend`,
     onsubmit: (event) => (event.preventDefault(), model.send({ take: answer.read() })) },
-    make("fieldset", {}, make("legend", { id: `${name}-legend` }, make("b", {}, predicts ? "Predict " : "Check yourself "),
+    make("fieldset", {}, make("legend", { id: `${name}-legend` }, make("b", {}, predicts ? "Predict " : "Check "),
       ...words(first.question)), make("div", { class: `gd-answer gd-${first.kind}` }, ...answer.nodes), button));
   const fieldset = form.firstChild;
   return {
     nodes: [form],
     draw: (view) => {
       fieldset.disabled = Boolean(view.locked);
-      button.textContent = view.locked ? "🔒 Committed" : predicts ? "Commit" : "Check";
+      button.textContent = view.locked ? "Committed" : predicts ? "Commit" : "Check";
       if (view.locked) answer.show(view.value);
     },
   };

@@ -144,7 +144,7 @@ class Playground:
             return
         sentence = f"Run starts {_crew(experiment, self.controls.backend)}."
         if not all(prediction.committed for prediction in self._predictions):
-            sentence = FIRST.capitalize()
+            sentence = FIRST[:1].upper() + FIRST[1:]
         if self._link_error:
             self.controls.say(self._link_error, "error")
             self._link_error = ""

@@ -95,25 +95,26 @@ class Prediction:
         if isinstance(value, tuple):
             return f"{self.text(value[0])} to {self.text(value[1])}"
         unit = f" {self.unit}" * bool(self.unit)
-        return str(value) if isinstance(value, str) else f"{float(value):.6g}{unit}"
+        return str(value) if isinstance(value, str) else f"{float(value):.7g}{unit}"
 
     def judge(self, actual: Any, tolerance: float | None = None) -> tuple[bool, str]:
         """Return whether the locked answer was right, and the sentence that says so."""
         said, was = self.text(self.value), self.text(actual)
         if self.kind == "choice":
-            return said == was, f"You predicted: {said}. {'So it was.' if said == was else f'It was: {was}.'}"
+            return said == was, f"You predicted: {said}. {'So it was.' if said == was else f'What happened: {was}.'}"
         if self.kind == "range":
             below, above = self.value[0] - actual, actual - self.value[1]
             right = below <= 0 and above <= 0
             where = "inside your range" if right else "below your range" if below > 0 else "outside your range"
             where = "above your range" if above > 0 else where
-            share = (self.value[1] - self.value[0]) / (self.high - self.low)
+            scale = math.log if self.low > 0 and self.high >= 100 * self.low else float  # as the page draws it
+            share = (scale(self.value[1]) - scale(self.value[0])) / (scale(self.high) - scale(self.low))
             return right, f"It was {was}: {where}, {said}, which took up {share:.0%} of the scale."
         off = self.value - actual
         if not math.isfinite(off):
             return False, f"You predicted {said}; it was {was}, no number at all."
         right = bool(abs(off) <= (abs(actual) / 10 if tolerance is None else tolerance))
-        how = "exactly that" if off == 0 else f"you were {self.text(abs(off))} too {'high' if off > 0 else 'low'}"
+        how = "exactly that" if off == 0 else f"you were {abs(off):.3g} too {'high' if off > 0 else 'low'}"
         return right, f"You predicted {said}; it was {was}: {how}{', which is close enough' * (right and off != 0)}."
 
     def _tell(self) -> None:

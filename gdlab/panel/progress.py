@@ -23,7 +23,8 @@ def file() -> Path:
 
 def lab() -> str:
     """Return the name of the notebook that this kernel belongs to, where it was told, else "notebook"."""
-    return Path(os.environ.get("JPY_SESSION_NAME") or os.environ.get("PATH_INFO") or "notebook").stem
+    place = os.environ.get("JPY_SESSION_NAME") or os.environ.get("VOILA_REQUEST_URL") or "notebook"
+    return Path(place.partition("?")[0]).stem
 
 
 class Progress:

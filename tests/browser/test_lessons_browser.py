@@ -1,0 +1,114 @@
+"""The lessons as a reader takes them: predict, commit, run, read what happened, check oneself, export the progress."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import Server, wait_until
+from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+OTHER_HALF = "() => window.scrollTo(0, document.body.scrollHeight)"
+
+
+def open_lesson(page: Any, server: Server, lab: str) -> Any:
+    page.goto(f"{server.url}/voila/render/{lab}.ipynb")
+    page.get_by_role("button", name="Export as JSON").wait_for(timeout=120_000)
+    return page
+
+
+def piece(page: Any, question: str) -> Any:
+    """Return the prediction or check that asks a question."""
+    return page.locator(".gd-box").filter(has_text=question).first
+
+
+def choose(page: Any, question: str, option: str) -> Any:
+    asked = piece(page, question)
+    asked.get_by_label(option, exact=True).check()
+    asked.get_by_role("button").click()
+    return asked
+
+
+def said(box: Any) -> str:
+    return box.locator(".gd-said").inner_text()
+
+
+def results(page: Any) -> list[str]:
+    """Return what each comparison says, in the order of the page."""
+    return page.locator(".gd-compare .gd-said").all_inner_texts()
+
+
+def test_a_lesson_from_prediction_to_progress(page: Any, dashboard: Server, artifacts: Path, tmp_path: Path) -> None:
+    open_lesson(page, dashboard, "04_precision")
+    assert all("is shown here when" in text for text in results(page)), "nothing is told before the reader commits"
+    assert "1.03125" not in page.content()
+    page.screenshot(path=artifacts / "lesson-04-before.png", full_page=True)
+
+    press(page, "Run")
+    wait_until(lambda: "Not started: first commit" in status(page), 20, "Run waits for the prediction")
+    asked = piece(page, "At which value does it stop?")
+    field = asked.get_by_role("textbox")
+    for text, why in (("many", "is no number"), ("7", "at most 2")):
+        field.fill(text)
+        field.press("Enter")
+        wait_until(lambda why=why: why in said(asked), 20, f"{text} is explained")
+    field.fill("1.0")
+    asked.get_by_role("button", name="Commit").click()
+    wait_until(lambda: "Locked: you predict 1. Now press Run." in said(asked), 20, "the prediction is locked")
+    assert field.is_disabled() and asked.get_by_role("button").is_disabled()
+    assert "run has ended" in results(page)[1]
+
+    press(page, "Run")
+    wait_until(lambda: "120 of 120" in page.locator(".gd-count").inner_text(), 90, "the real run has ended")
+    finish(page)
+    wait_until(lambda: "it was 1.03125" in results(page)[1], 20, "the prediction is compared with what happened")
+    assert "too low" in results(page)[1]
+    page.locator(".gd-compared .js-plotly-plot .main-svg").first.wait_for(timeout=40_000)
+
+    choose(page, "In fp32, which sum", "only 1 + 1e-10")
+    wait_until(lambda: "So it was" in results(page)[0], 20, "a choice is compared")
+    asked = choose(page, "You halve the learning rate", "nearer to 1")
+    wait_until(lambda: said(asked).startswith("Not so."), 20, "a wrong answer is told why")
+    choose(page, "You halve the learning rate", "farther from 1")
+    wait_until(lambda: said(asked).startswith("Right."), 20, "the right answer is graded")
+    page.wait_for_timeout(1000)
+    page.screenshot(path=artifacts / "lesson-04-after.png", full_page=True)
+
+    with page.expect_download() as started:
+        press(page, "Export as JSON")
+    started.value.save_as(tmp_path / "progress.json")
+    pieces = json.loads((tmp_path / "progress.json").read_text())["pieces"]
+    mine = pieces["You halve the learning rate, to be more careful, and stay in bf16. Where does the weight stop?"]
+    assert mine["right"] is True and mine["attempts"] == 2 and mine["lab"] == "04_precision"
+    assert not page.problems
+    close(page)
+
+
+def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
+        page: Any, dashboard: Server, artifacts: Path) -> None:  # fmt: skip
+    open_lesson(page, dashboard, "05_clipping")
+    asked = piece(page, "How long will the longest step")
+    least = asked.get_by_label("Least that you expect, slider")
+    least.focus()
+    before = asked.get_by_label("Least that you expect", exact=True).input_value()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    wait_until(lambda: asked.get_by_label("Least that you expect", exact=True).input_value() != before, 10, "it moves")
+    most = asked.get_by_label("Most that you expect", exact=True)
+    most.fill("50")
+    asked.get_by_role("button", name="Commit").focus()
+    page.keyboard.press("Enter")
+    wait_until(lambda: "Locked: you predict" in said(asked) and "to 50" in said(asked), 20, "the range is locked")
+    page.screenshot(path=artifacts / "lesson-05-range.png", full_page=True)
+    for width in (1280, 700, 400):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(300)
+        assert page.evaluate(HIDDEN_OVERFLOW) == 0
+    for box in page.locator(".gd-box form").all():
+        assert box.get_attribute("aria-labelledby"), "a screen reader is told what is asked"
+    assert not page.problems
+    close(page)
