@@ -50,7 +50,7 @@ def test_a_prediction_locks_when_it_is_committed() -> None:
 
 def test_the_page_commits_with_texts_and_bad_ones_are_explained() -> None:
     asked = gd.predict(QUESTION, low=0.0, high=2.0)
-    for text, why in (("abc", "is no number"), ("", "is no number"), ("nan", "is no number"), ("3", "at most 2"),
+    for text, why in (("abc", "is no number"), ("", "Give a number first"), ("nan", "is no number"), ("3", "at most 2"),
                       ([1, 2], "is no number")):  # fmt: skip
         shown = from_page(asked, text)
         assert why in shown["message"] and shown["tone"] == "bad" and not asked.committed

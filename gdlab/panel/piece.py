@@ -46,7 +46,8 @@ def number(given: Any, low: float | None = None, high: float | None = None) -> f
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise PieceError(f"{str(given)[:40]!r} is no number: write one like 0.25 or 1e-3.")
+        what = f"{str(given)[:40]!r} is no number: write one" if str(given).strip() else "Give a number first,"
+        raise PieceError(f"{what} like 0.25 or 1e-3.")
     if (low is not None and value < low) or (high is not None and value > high):
         bounds = [f"at least {low:g}"] * (low is not None) + [f"at most {high:g}"] * (high is not None)
         raise PieceError(f"{value:g} cannot be: it must be {' and '.join(bounds)}.")
