@@ -79,13 +79,14 @@ def test_a_lesson_asks_runs_explains_and_checks(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FULL, ids=lambda path: path.stem)
 def test_a_lesson_holds_what_it_says_by_asserts_and_folds_what_tells_an_answer(path: Path) -> None:
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type == "code":
-            runs, tells = "gd.run(" in cell.source, "because=" in cell.source or "correct=" in cell.source
-            if runs:
-                assert any(isinstance(node, ast.Assert) for node in ast.parse(cell.source).body), cell.source
-            folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
-            assert folded or not tells, f"fold this cell, it tells an answer:\n{cell.source}"
+    lesson = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    for cell, after in zip(lesson, [*lesson[1:], lesson[-1]], strict=True):
+        near = ast.parse(f"{cell.source}\n{after.source}").body
+        if "gd.run(" in cell.source:
+            assert any(isinstance(node, ast.Assert) for node in near), f"nothing is asserted of\n{cell.source}"
+        tells = any(word in cell.source for word in ("assert", "because=", "correct="))
+        folded = cell.metadata.get("jupyter", {}).get("source_hidden", False)
+        assert folded == tells, f"fold what tells an answer, and only that:\n{cell.source}"
 
 
 @pytest.mark.parametrize("path", FULL, ids=lambda path: path.stem)

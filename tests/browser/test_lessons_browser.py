@@ -12,13 +12,19 @@ from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-OTHER_HALF = "() => window.scrollTo(0, document.body.scrollHeight)"
-
 
 def open_lesson(page: Any, server: Server, lab: str) -> Any:
     page.goto(f"{server.url}/voila/render/{lab}.ipynb")
     page.get_by_role("button", name="Export as JSON").wait_for(timeout=120_000)
     return page
+
+
+def keep(page: Any, path: Path) -> None:
+    """Take a picture of the whole lesson: it scrolls inside the page, so the window is made as high as it is."""
+    page.set_viewport_size({"width": 1280, "height": 5600})
+    page.wait_for_timeout(1000)
+    page.screenshot(path=path)
+    page.set_viewport_size({"width": 1280, "height": 900})
 
 
 def piece(page: Any, question: str) -> Any:
@@ -46,7 +52,7 @@ def test_a_lesson_from_prediction_to_progress(page: Any, dashboard: Server, arti
     open_lesson(page, dashboard, "04_precision")
     assert all("is shown here when" in text for text in results(page)), "nothing is told before the reader commits"
     assert "1.03125" not in page.content()
-    page.screenshot(path=artifacts / "lesson-04-before.png", full_page=True)
+    keep(page, artifacts / "lesson-04-before.png")
 
     press(page, "Run")
     wait_until(lambda: "Not started: first commit" in status(page), 20, "Run waits for the prediction")
@@ -75,8 +81,7 @@ def test_a_lesson_from_prediction_to_progress(page: Any, dashboard: Server, arti
     wait_until(lambda: said(asked).startswith("Not so."), 20, "a wrong answer is told why")
     choose(page, "You halve the learning rate", "farther from 1")
     wait_until(lambda: said(asked).startswith("Right."), 20, "the right answer is graded")
-    page.wait_for_timeout(1000)
-    page.screenshot(path=artifacts / "lesson-04-after.png", full_page=True)
+    keep(page, artifacts / "lesson-04-after.png")
 
     with page.expect_download() as started:
         press(page, "Export as JSON")
@@ -103,7 +108,7 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
     asked.get_by_role("button", name="Commit").focus()
     page.keyboard.press("Enter")
     wait_until(lambda: "Locked: you predict" in said(asked) and "to 50" in said(asked), 20, "the range is locked")
-    page.screenshot(path=artifacts / "lesson-05-range.png", full_page=True)
+    keep(page, artifacts / "lesson-05-range.png")
     for width in (1280, 700, 400):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(300)
