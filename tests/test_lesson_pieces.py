@@ -207,7 +207,7 @@ def test_progress_outlives_the_kernel_and_survives_a_broken_file(tmp_path: Path)
     Progress.here = {}  # another kernel
     gd.check("Second?", correct=1)
     shown = gd.progress()
-    assert set(shown.entries) == {"First?"} and "1 more from other pages" in shown._view.view["message"]
+    assert set(shown.entries) == {"First?"} and "1 more from before" in shown._view.view["message"]
     (tmp_path / "runs" / "progress.json").write_text("{ torn")
     assert gd.progress().entries == {}
     gd.check("Third?", correct=1).answer(2)

@@ -58,7 +58,7 @@ class Progress:
         done, right = sum(row["done"] for row in rows), sum(row["right"] is True for row in rows)
         earlier = len(self.entries) - done
         said = f"{done} of {len(rows)} answered on this page, {right} right." if rows else EMPTY
-        more = f" {earlier} more from other pages are in the export." if earlier else ""
+        more = f" {earlier} more from before are in the export." if earlier else ""
         self._view.change(rows=rows, message=said + more, file=self.to_json())
 
 
