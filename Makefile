@@ -10,6 +10,7 @@
 #   PORT=9000           where `make lab` and `make dashboard` serve (default: the first free one)
 #   TORCH=cpu           PyTorch's CPU build, a tenth of the download, for a machine without a GPU
 #   VENV=path           another place for .venv
+#   JOBS=0              tests in one process, one after another (default: 2 at a time)
 #   PYTEST_ARGS="-k x"  more words for pytest
 
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
@@ -17,10 +18,12 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,\
 VENV ?= .venv
 PORT ?=
 TORCH ?=
+JOBS ?= 2
 PYTEST_ARGS ?=
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
+pytest := $(bin)/python -m pytest -n $(JOBS) --dist loadfile
 port := $(if $(PORT),--port $(PORT))
 torch_index := $(if $(filter cpu,$(TORCH)),--extra-index-url https://download.pytorch.org/whl/cpu)
 
@@ -37,10 +40,10 @@ dashboard: $(stamp)
 	@exec $(bin)/gdlab dashboard $(port)
 
 test: $(stamp)
-	$(bin)/python -m pytest $(PYTEST_ARGS)
+	$(pytest) $(PYTEST_ARGS)
 
 test-slow: $(stamp)
-	$(bin)/python -m pytest -m slow tests $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
+	$(pytest) -m slow tests $(PYTEST_ARGS) || { code=$$?; test $$code -eq 5; }
 
 check: $(stamp)
 	$(bin)/ruff check .
