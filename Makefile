@@ -54,8 +54,9 @@ install: $(stamp)
 
 $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "gdlab needs Python 3.11 or newer: install one, or name it with PYTHON=..."; exit 1; }
-	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(torch_index) -e '.[test]'
+	@echo "Setting up $(VENV): this downloads PyTorch and Jupyter, and takes some minutes the first time."
+	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(torch_index) -e '.[test]'
 	@touch $@
 
 clean:
