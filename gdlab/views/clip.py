@@ -63,7 +63,7 @@ def clip_vectors(trace: Trace, version: int | None = None) -> go.Figure:
     arrows = ((before, "before", style.ORANGE, 1.5), (after, "after", style.BLUE, 1.5),
               (means[:1], "mean before", style.VERMILLION, 3.5), (means[1:], "mean after", style.INK, 3.5))
     for steps, name, colour, width in arrows[: 4 if len(before) > 1 else 2]:
-        ends = np.stack([[at, at - lr * step, [np.nan, np.nan]] for step in steps]).reshape(-1, 2)
+        ends = np.array([[at, at - lr * step, [np.nan, np.nan]] for step in steps]).reshape(-1, 2)
         fig.add_scatter(
             x=ends[:, 0], y=ends[:, 1], mode="lines+markers", name=name, line=dict(color=colour, width=width),
             hovertemplate=name + " (%{x:.4g}, %{y:.4g})<extra></extra>", marker=dict(
