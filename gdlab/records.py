@@ -186,28 +186,32 @@ class LossWriter(Appender):
 class ExponentWriter(Appender):
     """Write the exponents of sampled gradients to `exponents-<writer>.bin`, records of dtype EXPONENTS."""
 
-    def __init__(self, folder: str | Path, writer: str, updates: int | None) -> None:
-        super().__init__(Path(folder) / f"exponents-{writer}.bin")
-        self.due = partial(sampled, updates=updates)
+    def __init__(self, folder: str | Path, writer: str, updates: int | None, buffer: int = 0) -> None:
+        super().__init__(Path(folder) / f"exponents-{writer}.bin", buffer)
+        self.due, self._updates = partial(sampled, updates=updates), updates
+
+    def thorough(self, step: int) -> bool:
+        """Tell whether what costs a gradient may be spent too: every eighth time."""
+        return sampled(step, 8 * (self._updates or step))
 
     def append(self, worker: int, step: int, loss_scale: float, gradient: Any,  # type: ignore[override]
                underflow: int = -1) -> None:
         """Add one gradient (array or tensor)."""
         values = _array(gradient, np.dtype("f8"))
-        sizes = np.abs(values)
-        finite, zeros = np.isfinite(sizes), int((sizes == 0).sum())
-        exponents = np.frexp(sizes[finite & (sizes > 0)])[1] - 1
-        counts = np.bincount(np.clip(exponents, LOWEST_EXPONENT, HIGHEST_EXPONENT) - LOWEST_EXPONENT,
-                             minlength=EXPONENT_BINS)
-        row = (worker, step, loss_scale, zeros, int((~finite).sum()), underflow, [*values[:2], _NAN, _NAN][:2], counts)
+        by_exponent = np.bincount((values.view("i8") >> 52) & 0x7FF, minlength=2048)  # the exponent bits of float64
+        zeros = values.size - int(np.count_nonzero(values))
+        counts = by_exponent[1023 + LOWEST_EXPONENT : 1024 + HIGHEST_EXPONENT].copy()
+        counts[0] += by_exponent[: 1023 + LOWEST_EXPONENT].sum() - zeros
+        counts[-1] += by_exponent[1024 + HIGHEST_EXPONENT : -1].sum()
+        row = (worker, step, loss_scale, zeros, by_exponent[-1], underflow, [*values[:2], _NAN, _NAN][:2], counts)
         super().append(np.array(row, EXPONENTS).tobytes())
 
 
 class UpdateWriter(Appender):
     """Write sampled updates of `index`, evenly spaced coordinates, to `updates.bin`; see updates_dtype."""
 
-    def __init__(self, folder: str | Path, parameters: int, updates: int | None) -> None:
-        super().__init__(Path(folder) / "updates.bin")
+    def __init__(self, folder: str | Path, parameters: int, updates: int | None, buffer: int = 0) -> None:
+        super().__init__(Path(folder) / "updates.bin", buffer)
         self.due = partial(sampled, updates=updates)
         kept = min(parameters, COORDINATES)
         self.index, self._dtype = np.arange(kept) * parameters // kept, updates_dtype(parameters)

@@ -63,7 +63,7 @@ class Rank:
 
     def record(self, push: Push) -> None:
         """Record the push's gradient, if its step is one of those; outside of what is timed as computing."""
-        if sample := self.worker.sample(push):
+        if sample := self.worker.sample(push, self.exponents.thorough(push.step)):
             self.exponents.append(push.worker, push.step, push.loss_scale, *sample)
 
     def _visit(self, steps: int, params: torch.Tensor) -> None:

@@ -104,10 +104,10 @@ class Simulation:
         steps = exp.updates and exp.updates * self.local_steps
         self.local_paths = [LocalPathWriter(folder, rank, self.problem.size, dtype, steps, buffer=BUFFER)
                             for rank in range(kept)]
-        self.exponents = ExponentWriter(folder, "virtual", exp.updates)
+        self.exponents = ExponentWriter(folder, "virtual", exp.updates, BUFFER)
         for worker in self.workers[:LOCAL_PATHS]:
             worker.watch = self.exponents.due
-        self.store.watch = self.updates = UpdateWriter(folder, self.problem.size, exp.updates)
+        self.store.watch = self.updates = UpdateWriter(folder, self.problem.size, exp.updates, BUFFER)
         self.now_s = 0.0
         """When the last push was served."""
         self.reason = ""
@@ -213,7 +213,7 @@ class Simulation:
             step.push = worker.local_round(step.read, step.number, visit)
         else:
             step.push = worker.gradient(step.read, step.number)
-        if sample := worker.sample(step.push):
+        if sample := worker.sample(step.push, self.exponents.thorough(step.number)):
             self.exponents.append(step.worker, step.number, step.push.loss_scale, *sample)
 
     def _write(self, step: Step, version: int = -1, staleness: int = 0, applied_s: float = math.nan,
@@ -240,7 +240,7 @@ class Simulation:
         if wall < self._next_look:
             return
         self._next_look = wall + LOOK_S
-        for writer in (self.events, self.path, *self.local_paths):
+        for writer in (self.events, self.path, self.exponents, self.updates, *self.local_paths):
             writer.flush()
         if self.stop() and not self.reason:
             self.reason = "stop"

@@ -45,6 +45,7 @@ class Updater:
         self._take_step = partial(inspect.unwrap(type(self._optimizer).step), self._optimizer)
         self._state = self._optimizer.state
         self._group = self._optimizer.param_groups[0]
+        self._shadow: torch.optim.Optimizer | None = None
         most = torch.finfo(self._work.dtype).max
         if max(self._lr, self._decay) > most:
             raise ExperimentError(f"A learning rate or weight decay of {max(self._lr, self._decay):g} does not fit "
@@ -112,12 +113,16 @@ class Updater:
 
         Weights and the optimizer's memory are taken as they are stored; from there on nothing is rounded to a format.
         """
-        work = torch.zeros(len(at), dtype=torch.float64, device=self.params.device)
-        optimizer = _optimizer(self._spec.replace(lr=self._lr * lr_factor), work, 0.0)
-        for name, value in self._state.get(self._work, {}).items():
-            if value is not None:
-                optimizer.state[work][name] = value[at].double() if value.ndim else value.clone()
-        self._increment(work, gradient[at].double(), self.params[at].double(), self._lr * lr_factor, optimizer.step)
+        if self._shadow is None:
+            self._shadow = _optimizer(self._spec, torch.zeros(len(at), dtype=torch.float64, device=gradient.device),
+                                      0.0)
+        group = self._shadow.param_groups[0]
+        (work,), group["lr"] = group["params"], self._lr * lr_factor
+        self._shadow.state[work] = {name: value[at].double() if value.ndim else value.clone()
+                                    for name, value in self._state.get(self._work, {}).items() if value is not None}
+        step = inspect.unwrap(type(self._shadow).step)
+        self._increment(work.zero_(), gradient[at].double(), self.params[at].double(), group["lr"],
+                        partial(step, self._shadow))
         return work
 
     def lost_fraction(self, gradient: torch.Tensor, before: torch.Tensor) -> float:

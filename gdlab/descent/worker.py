@@ -91,16 +91,17 @@ class Worker:
             result = result.clone()
         return Push(self._rank, step, read.version, result, loss, norm, scale, bad, read.loss_scale)
 
-    def sample(self, push: Push) -> tuple[torch.Tensor, int] | None:
+    def sample(self, push: Push, thorough: bool = True) -> tuple[torch.Tensor, int] | None:
         """Return the gradient of the newest push as the backward pass gave it; None if its step is not watched.
 
-        And how many of its values were pushed as 0 though fp32 finds them, at the same point, to be something else:
-        -1 where all is fp32 or wider, under local SGD, or where the problem's own state would change.
+        And how many of its values were pushed as 0 though fp32 finds them, at the same point, to be something else,
+        which costs a gradient: -1 if not `thorough`, where all is fp32 or wider, under local SGD, or where the
+        problem's own state would change.
         """
         if self._seen is None:
             return None
         at, step, grad = self._seen
-        if not self._narrow:
+        if not (self._narrow and thorough):
             return grad, -1
         wide = self._problem.gradient(at if at.dtype == torch.float64 else at.float(), self._rank, step)[1]
         return grad, int(torch.count_nonzero((push.grad == 0) & (wide != 0)))
