@@ -119,6 +119,13 @@ def test_the_readme_lists_each_lab_as_the_landing_page_does() -> None:
         assert row in text, f"README.md lacks the row {row}"
 
 
+def test_the_readmes_example_runs(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    done = subprocess.run([sys.executable, "-c", code[1]], cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     folder = tmp_path_factory.mktemp("wheel")
