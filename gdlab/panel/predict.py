@@ -83,7 +83,7 @@ class Prediction:
         """Return the comparison with what happened (default: `answer`), hidden until it may be seen.
 
         `tolerance` is how far a number may be off and count as right (default: a tenth of what happened); `because`
-        says why, and a Plotly figure may show it.
+        says why, and one or several Plotly figures may show it.
         """
         actual = self.answer if actual is None else actual
         if self.kind == "choice" and actual not in self.options:
@@ -127,7 +127,8 @@ class Comparison:
 
     def __init__(self, prediction: Prediction, actual: Any, tolerance: float | None, because: str, figure: Any) -> None:
         self.prediction, self.actual, self._tolerance = prediction, actual, tolerance
-        self._because, self._figure = because, figure
+        self._because = because
+        self._figures = list(figure) if isinstance(figure, list | tuple) else [figure] * (figure is not None)
         self.right: bool | None = None
         self.sentence = ""
         self._view = PieceView(mode="compare", message="", because="")
@@ -151,8 +152,7 @@ class Comparison:
         self.right, self.sentence = asked.judge(self.actual, self._tolerance)
         self._view.change(message=self.sentence, tone="good" if self.right else "bad", because=self._because,
                           low=asked.low, high=asked.high, said=asked.value, actual=self.actual, kind=asked.kind)
-        if self._figure is not None:
-            self.widget.children = (*self.widget.children, Chart(self._figure))
+        self.widget.children = (*self.widget.children, *map(Chart, self._figures))
         record(asked.question, "prediction", asked.text(asked.value), self.right, 1)
 
 
