@@ -96,6 +96,13 @@ const question = (model) => {
     make("fieldset", {}, make("legend", { id: `${name}-legend` }, make("b", {}, predicts ? "Predict " : "Check "),
       ...words(first.question)), make("div", { class: `gd-answer gd-${first.kind}` }, ...answer.nodes), button));
   const fieldset = form.firstChild;
+  // Notebooks keep Enter to themselves, so the form does not wait for the browser to send it.
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !event.target.matches("input")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    form.requestSubmit();
+  });
   return {
     nodes: [form],
     draw: (view) => {

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from servers import Server, wait_until
 from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
+from test_jupyterlab_browser import open_lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -117,3 +118,22 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
         assert box.get_attribute("aria-labelledby"), "a screen reader is told what is asked"
     assert not page.problems
     close(page)
+
+
+def test_in_jupyterlab_folded_cells_ask_and_a_commitment_shows_what_happened(
+        page: Any, jupyterlab: Server, artifacts: Path) -> None:  # fmt: skip
+    page.set_viewport_size({"width": 1280, "height": 7000})  # JupyterLab draws only what is in sight
+    open_lab(page, jupyterlab, "04_precision")
+    page.get_by_role("button", name="Export as JSON").wait_for(timeout=120_000)
+    assert page.get_by_text("because=").count() == 0, "code that tells an answer is folded"
+    choose(page, "In fp32, which sum", "both")
+    wait_until(lambda: "What happened: only 1 + 1e-10" in results(page)[0], 20, "a choice is compared")
+    asked = piece(page, "At which value does it stop?")
+    asked.get_by_role("textbox").fill("1.03")
+    asked.get_by_role("textbox").press("Enter")
+    wait_until(lambda: "Now press Run" in said(asked), 20, "the prediction is locked")
+    press(page, "Run")
+    wait_until(lambda: "which is close enough" in results(page)[1], 90, "the run has ended and is compared")
+    page.wait_for_timeout(1000)
+    page.screenshot(path=artifacts / "lesson-04-jupyterlab.png")
+    assert not page.problems
