@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
 
 def open_lesson(page: Any, server: Server, lab: str) -> Any:
-    page.goto(f"{server.url}/voila/render/{lab}.ipynb")
+    page.goto(f"{server.url}/voila/render/{lab}.ipynb", wait_until="commit")  # the page is sent as its cells are run
     page.get_by_role("button", name="Export as JSON").wait_for(timeout=120_000)
     return page
 
