@@ -110,7 +110,9 @@ def _run(words: argparse.Namespace, rest: list[str]) -> int:
 
         print(json.dumps(summary, default=float))
     else:
-        print(f"{experiment.label}\nkept in {trace.folder}")
+        from gdlab.views.style import caption
+
+        print(f"{experiment.label}\n{caption(trace.environment)}\nkept in {trace.folder}")
         for name, value in summary.items():
             print(f"  {name.replace('_', ' '):<22} {_value(value)}")
     return 0
@@ -150,7 +152,7 @@ def _fields() -> str:
 
 
 def _value(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 

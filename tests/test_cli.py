@@ -107,6 +107,8 @@ def test_a_run_prints_its_summary(backend: str, capsys: pytest.CaptureFixture[st
     code, out, err = said(capsys, *QUICK, "--backend", backend, "--folder", str(tmp_path / "run"))
     assert code == 0, err
     assert "updates" in out
+    assert ("Measured: 2 ranks" if backend == "local" else "Simulated (virtual time)") in out
+    assert "nan" not in out
     assert str(tmp_path / "run") in out
 
 
