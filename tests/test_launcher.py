@@ -197,7 +197,7 @@ print(os.waitpid(pid, 0)[1], run.state, flush=True)
 """
     with in_new_interpreter(code) as process:
         lines = process.communicate(timeout=PATIENCE_S)[0].splitlines()
-    assert lines[1] == "0 running"
+    assert lines[1] in ("0 running", "0 done")  # a slow machine may take longer than the run does
 
 
 @pytest.mark.timeout(180)
