@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
 from test_jupyterlab_browser import open_lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+
+SPILLED = """() => [...document.querySelectorAll('.jp-Cell')]
+    .filter((cell) => Math.abs(cell.offsetHeight - cell.scrollHeight) > 1).map((cell) => cell.innerText.slice(0, 60))"""
 
 
 def open_lesson(page: Any, server: Server, lab: str) -> Any:
@@ -117,6 +122,19 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
     for box in page.locator(".gd-box form").all():
         assert box.get_attribute("aria-labelledby"), "a screen reader is told what is asked"
     assert not page.problems
+    close(page)
+
+
+@pytest.mark.parametrize("width", [700, 770, 1280])
+def test_no_text_lies_on_a_figure_when_a_lesson_opens(
+        width: int, new_page: Callable[..., Any], dashboard: Server) -> None:  # fmt: skip
+    page = new_page(viewport={"width": width, "height": 900})
+    page.goto(f"{dashboard.url}/voila/render/03_staleness.ipynb", wait_until="commit")
+    page.locator(".gd-run").wait_for(timeout=120_000)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+    wait_until(lambda: not page.evaluate(SPILLED), 10, "no cell is higher than the room that it was given")
+    left = [page.locator(name).first.bounding_box()["x"] for name in (".gd-panel", ".jp-RenderedMarkdown")]
+    assert left[0] == pytest.approx(left[1], abs=1), "the panel and the text begin on one line"
     close(page)
 
 
