@@ -179,3 +179,25 @@ def test_such_a_gradient_counts_as_finite_in_a_run_and_is_clipped(tmp_path: Path
 def test_a_rate_that_the_weights_format_cannot_hold_is_refused_in_one_sentence(optimizer: gd.SGD) -> None:
     with pytest.raises(gd.ExperimentError, match="70000 does not fit into fp16, whose largest number is 65504"):
         Rounds(gd.Experiment(gd.Quadratic(), workers=1, precision="fp16", optimizer=optimizer))
+
+
+# ---- noise and narrow formats ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("precision", gd.parts.NAMED_PRECISIONS)
+@pytest.mark.parametrize("problem", [
+    gd.Quadratic(noise=0.1), gd.Ravine(noise=0.1), gd.Saddle(noise=0.1), gd.Cliff(noise=0.1),
+    gd.LinearRegression(samples=20, noise=0.1)], ids=lambda problem: problem.kind)
+def test_noise_under_any_loss_scale_goes_into_a_gradient_of_any_precision(problem: object, precision: str) -> None:
+    for scale in (None, 1.0, "dynamic", 2.0**20, 2.0**60):
+        exp = gd.Experiment(problem, workers=2, precision=gd.Precision.named(precision).replace(loss_scale=scale),
+                            optimizer=gd.SGD(1e-6))
+        run = Rounds(exp).run(2)
+        # What half precision cannot hold is infinite, and its step is skipped.
+        assert torch.isfinite(run.path[-1]).all()
+        assert run.applied[0].skipped or "fp16" not in precision or scale != 2.0**60
+
+
+def test_a_loss_scale_lifts_noise_that_half_precision_would_lose() -> None:
+    exp = gd.Experiment(gd.Quadratic((0.0,), (1.0,), noise=1e-9), workers=1, precision=gd.Precision(
+        compute="fp16", loss_scale=2.0**20))
+    assert Rounds(exp).run(1).pushes[0].grad.item() != 0

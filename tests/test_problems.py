@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gdlab as gd
+from gdlab import laws
+from gdlab.descent.problem import NOISE_KEPT, Noise
 from gdlab.descent.problems import build
 
 SPECS = [
@@ -104,6 +106,22 @@ def test_noise_is_drawn_by_worker_and_step_and_the_loss_is_free_of_it() -> None:
     assert all(torch.equal(draws[key], again[key]) for key in keys)
     assert len({tuple(draw.tolist()) for draw in draws.values()}) == len(keys)
     assert all(noisy.gradient(at, *key)[0] == quiet.gradient(at, *key)[0] for key in keys)
+
+
+@pytest.mark.parametrize(("size", "workers"), [(2, 1), (2, 100_000), (3_000, 4_000), (70_000, 1), (9_000, 10_000)])
+def test_noise_is_the_same_in_any_order_however_little_of_it_is_kept(size: int, workers: int) -> None:
+    seed, worker = 5, 3
+    noise = Noise(seed, worker, size, 0.5, workers)
+    length = max(1, min(64, 65_536 // size))
+    steps = [0, 1, 2, 2, length - 1, length, length + length // 2, length, 3 * length, 1, 0]
+    for step in steps:
+        block, row = divmod(step, length)
+        expected = laws.generator(seed, worker, block, laws.NOISE).standard_normal((length, size))[row] * 0.5
+        for dtype in (torch.float64, torch.float32):
+            assert torch.equal(noise.of(step, dtype), torch.from_numpy(expected).to(dtype))
+    kept = noise._rows
+    assert kept is None or kept.numel() * workers <= NOISE_KEPT
+    assert kept is None or kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
 
 
 def test_noise_has_the_standard_deviation_that_was_asked_for() -> None:

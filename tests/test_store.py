@@ -399,3 +399,18 @@ def test_workers_compute_what_they_are_told_though_the_store_has_moved_on() -> N
     reads = [store.read(rank) for rank in range(2)]
     store.apply([workers[0].gradient(reads[0], 0)], [0])
     assert torch.equal(workers[1].gradient(reads[1], 0).grad, workers[0].gradient(reads[0], 0).grad)
+
+
+def test_the_weighted_mean_divides_by_the_weights_of_whoever_pushed() -> None:
+    # As many pushes as workers, but not one of each: worker 0, with 3/4 of the data, has three of the four.
+    exp = gd.Experiment(problem=gd.LinearRegression(samples=80), workers=4, shards=(0.55, 0.15, 0.15, 0.15),
+                        combine="weighted", strategy=gd.Async(batch=4), optimizer=gd.SGD(1.0), precision="fp64")
+    for workers in ((0, 0, 0, 1), (2, 2, 2, 2), (0, 1, 2, 3), (0, 1, 2, 2), (3, 1)):
+        store = Store(exp, build(exp))
+        grads = torch.arange(1.0, 1.0 + 5 * len(workers), dtype=torch.float64).reshape(-1, 5)
+        pushes = [Push(worker, step, 0, grad, 0.0, 0.0, 1.0, 0, 1.0)
+                  for step, (worker, grad) in enumerate(zip(workers, grads, strict=True))]
+        before = store.params.clone()
+        store.apply(pushes, [0] * len(pushes))
+        weights = torch.tensor([(0.55, 0.15, 0.15, 0.15)[worker] for worker in workers], dtype=torch.float64)
+        torch.testing.assert_close(before - store.params, weights @ grads / weights.sum())

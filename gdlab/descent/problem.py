@@ -8,10 +8,13 @@ import numpy as np
 import torch
 
 from gdlab import laws
+from gdlab.descent.arithmetic import HALF
 from gdlab.experiment import Experiment
 
 NOISE_BLOCK = 64
-"""Steps of noise drawn at once: a generator costs about 10 us, a draw from a block far less."""
+"""Steps of noise that share a generator: one costs about 10 us, a draw from it far less."""
+NOISE_KEPT = 4_000_000
+"""Numbers of noise that all workers together keep drawn beforehand, 16 MB in fp32."""
 
 
 class Problem:
@@ -36,7 +39,8 @@ class Problem:
         self._seed = exp.seed
         self._start_dtype = torch.float64 if exp.precision.weights == "fp64" else torch.float32
         self._noise = float(getattr(exp.problem, "noise", 0.0))
-        self._noise_blocks: dict[int, tuple[int, torch.dtype, tuple[torch.Tensor, ...]]] = {}
+        self._workers = exp.workers
+        self._noises: dict[int, Noise] = {}
 
     def initial(self) -> torch.Tensor:
         """Return the start as a new flat tensor (size,): fp64 where the weights are, else fp32; the same everywhere."""
@@ -70,13 +74,50 @@ class Problem:
         """Add this step's normal noise to a gradient, in place, scaled as the gradient is."""
         if not self._noise:
             return gradient
+        draws = self._noises.get(worker)
+        if draws is None:
+            draws = Noise(self._seed, worker, self.size, self._noise, self._workers, self.device)
+            self._noises[worker] = draws
+        noise = draws.of(step, torch.float64 if gradient.dtype == torch.float64 else torch.float32)
+        if gradient.dtype in HALF:
+            # One rounding, after the scale, which half precision need not hold: what is too large becomes infinite.
+            return gradient.copy_(gradient.float().add_(noise, alpha=loss_scale))
+        return gradient.add_(noise, alpha=loss_scale)
+
+
+class Noise:
+    """One worker's normal noise, step by step: the same numbers in whatever order, and however few are kept."""
+
+    def __init__(self, seed: int, worker: int, size: int, deviation: float, workers: int, device: str = "cpu"
+                 ) -> None:
+        self._key, self._size, self._deviation, self._device = (seed, worker), size, deviation, device
         # Long gradients in shorter blocks: a block then stays below a megabyte.
-        length = max(1, min(NOISE_BLOCK, 65_536 // self.size))
-        block, row = divmod(step, length)
-        kept = self._noise_blocks.get(worker)
-        if kept is None or kept[0] != block or kept[1] != gradient.dtype:
-            draws = laws.generator(self._seed, worker, block, laws.NOISE).standard_normal((length, self.size))
-            rows = torch.from_numpy(draws * self._noise).to(self.device, gradient.dtype).unbind()
-            kept = (block, gradient.dtype, rows)
-            self._noise_blocks[worker] = kept
-        return gradient.add_(kept[2][row], alpha=loss_scale)
+        self._length = max(1, min(NOISE_BLOCK, 65_536 // size))
+        self._ahead = max(1, min(self._length, NOISE_KEPT // (size * workers)))
+        self._block, self._next = -1, 0
+        self._rows: torch.Tensor | None = None
+        self._draws: np.random.Generator | None = None
+
+    def of(self, step: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return the noise (size,) of one step."""
+        block, row = divmod(step, self._length)
+        rows = self._rows
+        if (rows is None or block != self._block or rows.dtype != dtype
+                or not self._next - len(rows) <= row < self._next):
+            rows = self._drawn(block, row, dtype)
+        return rows[row - self._next]  # counted from the end
+
+    def _drawn(self, block: int, row: int, dtype: torch.dtype) -> torch.Tensor:
+        """Draw the rows of a block up to the one that is wanted, and some more."""
+        if self._draws is None or block != self._block or row < self._next:
+            self._draws = laws.generator(*self._key, block, laws.NOISE)
+            self._block, self._next = block, 0
+        while self._next <= row:
+            count = min(self._ahead, self._length - self._next)
+            drawn = self._draws.standard_normal((count, self._size))
+            self._next += count
+        rows = torch.from_numpy(drawn * self._deviation).to(self._device, dtype)
+        self._rows = rows if self._ahead > 1 else None
+        if self._next == self._length:
+            self._draws = None
+        return rows

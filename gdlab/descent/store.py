@@ -116,7 +116,7 @@ class Store:
             rates.append(rate)
         total = self._sum(summands)
         found_inf = self._guarded and (any(p.nonfinite for p in pushes) or not bool(torch.isfinite(total).all()))
-        everybody = len(pushes) == self._workers
+        everybody = len(pushes) == len({push.worker for push in pushes}) == self._workers
         count = float(len(pushes)) if self._weights is None or everybody or alone else math.fsum(weights)
         effective = math.fsum(w * r for w, r in zip(weights, rates, strict=True))
         lr_factor = 1.0
