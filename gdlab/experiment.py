@@ -30,6 +30,8 @@ from gdlab.parts import (
 )
 
 MAX_WORKERS = 100_000
+MAX_WORKER_PARAMETERS = 50_000_000
+"""Workers times parameters: each worker of a run may hold a version, and a gradient, of its own."""
 MAX_UPDATES = 1_000_000
 MAX_SECONDS = 3600.0
 VIRTUAL_STEP_S = 0.01
@@ -138,6 +140,10 @@ class Experiment(Part):
             _one_each("shards", len(self.shards), n)
             if not all(share > 0 for share in self.shards) or abs(sum(self.shards) - 1) > 1e-6:
                 raise ValueError(f"shards = {self.shards} cannot be: each must be above 0 and their sum 1")
+        size = len(getattr(self.problem, "start", ())) or getattr(self.problem, "features", 1)
+        if n * size > MAX_WORKER_PARAMETERS:
+            raise ValueError(f"workers = {n:,} with {size:,} parameters each are too many: workers times parameters "
+                             f"must be at most {MAX_WORKER_PARAMETERS:,}")
         for name in ("centers", "eigenvalue_rows"):
             rows = getattr(self.problem, name, None)
             if rows is not None:

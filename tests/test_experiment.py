@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gdlab as gd
+from gdlab.experiment import MAX_WORKER_PARAMETERS
 from gdlab.part import bounds_of
 
 LAWS = st.one_of(
@@ -158,3 +159,12 @@ def test_every_field_says_what_it_is_once():
     for name, field in gd.Experiment.model_fields.items():
         assert field.description and field.json_schema_extra["label"], name
     assert bounds_of(gd.Experiment.model_fields["workers"]) == {"ge": 1, "le": 100_000}
+
+
+@pytest.mark.parametrize("problem", [
+    gd.Quadratic((1.0,) * 10_000, (1.0,) * 10_000), gd.LinearRegression(features=1000)], ids=lambda p: p.kind)
+def test_workers_times_parameters_that_no_machine_holds_are_refused(problem):
+    size = 10_000 if problem.kind == "Quadratic" else 1000
+    assert gd.Experiment(problem, workers=MAX_WORKER_PARAMETERS // size).workers
+    with pytest.raises(gd.ExperimentError, match=rf"with {size:,} parameters each are too many.*at most 50,000,000\.$"):
+        gd.Experiment(problem, workers=MAX_WORKER_PARAMETERS // size + 1)
