@@ -3,21 +3,44 @@ export default {
   initialize({ model }) {
     listenForGood(model);
     const page = Math.random().toString(36).slice(2);
+    const dashboard = document.body.dataset.voila !== undefined; // else a notebook, whose panels a reload would lose
     const banner = document.createElement("div");
+    const note = document.createElement("div");
     banner.className = "gd-gone";
     banner.setAttribute("role", "alert");
+    note.className = "gd-gone gd-busy";
+    note.setAttribute("role", "status");
     let waitingSince = null;
     let unanswered = 0;
+    let lastBusy = -Infinity;
 
-    const hide = () => banner.remove();
+    const hide = () => (banner.remove(), note.remove());
     const show = () => {
       if (banner.isConnected) return;
-      banner.textContent = "The kernel does not answer: it is busy, or it has gone. If this stays, reload the page. ";
-      const button = document.createElement("button");
-      button.textContent = "Reload";
-      button.onclick = () => location.reload();
-      banner.append(button);
+      note.remove();
+      banner.textContent = dashboard ? "The kernel does not answer: it has gone. If this stays, reload the page. "
+        : "The kernel does not answer: it has gone, or was restarted. Run the notebook's cells again.";
+      if (dashboard) {
+        const button = document.createElement("button");
+        button.textContent = "Reload";
+        button.onclick = () => location.reload();
+        banner.append(button);
+      }
       document.body.append(banner);
+    };
+    const showBusy = () => {
+      banner.remove();
+      if (note.isConnected) return;
+      note.textContent = dashboard ? "The kernel is still busy: this panel answers when it is done."
+        : "The notebook is still running its cells: this panel answers when they are done.";
+      document.body.append(note);
+    };
+    // A kernel whose connection holds and that says it is busy is alive, however long a cell takes. A dashboard runs no
+    // more cells once its page is there, and its server may not tell of a kernel's end, so there patience has an end.
+    const busy = (silent_ms, limit_ms) => {
+      const kernel = model.widget_manager?.kernel;
+      const alive = kernel?.status === "busy" && kernel.connectionStatus === "connected";
+      return alive && (!dashboard || silent_ms < 2 * limit_ms);
     };
     const beat = (more = {}) => {
       waitingSince ??= performance.now();
@@ -37,7 +60,11 @@ export default {
     // A hidden tab beats once a minute, so what counts is how long a beat has had no answer, not the time between beats.
     const tick = () => {
       beat();
-      if (unanswered > 3 && performance.now() - waitingSince > 1000 * model.get("answer_within_s")) show();
+      const [now, limit] = [performance.now(), 1000 * model.get("answer_within_s")];
+      if (busy(now - waitingSince, limit)) lastBusy = now;
+      if (unanswered <= 3 || now - waitingSince <= limit) return;
+      if (now - lastBusy <= limit) showBusy(); // between two cells it is idle for a moment
+      else show();
     };
     const away = () => beat({ bye: true });
     const turned = () => beat();

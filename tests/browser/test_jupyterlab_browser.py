@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import psutil
 import pytest
-from servers import Server, wait_until
+from servers import Server, serving, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -29,14 +30,18 @@ def ranks(server: Server) -> list[psutil.Process]:
 
 
 def open_lab(page: Any, server: Server, lab: str = "00_start") -> Any:
+    open_cells(page, server, lab)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
+    return page
+
+
+def open_cells(page: Any, server: Server, lab: str) -> None:
     page.goto(f"{server.url}/lab/tree/{lab}.ipynb?token={server.token}&reset")
     page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=90_000)
     wait_until(server.kernels, 60, "a kernel was started")  # before that the page says idle too
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
     menu(page, "Run", "Run All Cells")
     page.get_by_role("button", name="Run", exact=True).wait_for(timeout=60_000)
-    page.locator(".js-plotly-plot .main-svg").first.wait_for(timeout=60_000)
-    return page
 
 
 def menu(page: Any, title: str, entry: str) -> None:
@@ -113,3 +118,23 @@ def test_the_dark_theme_is_followed(page: Any, jupyterlab: Server, artifacts: Pa
     ink = page.locator(".js-plotly-plot .gtitle").first.evaluate("(t) => getComputedStyle(t).fill")
     assert min(map(int, re.findall(r"\d+", ink)[:3])) > 150, "light ink on a dark page"
     assert not page.problems
+
+
+def test_a_busy_notebook_is_not_called_dead_and_a_dead_one_is(page: Any, tmp_path: Path) -> None:
+    panel = "import time, gdlab as gd\np = gd.Playground(figures=[])\np.heartbeat.answer_within_s = 3.0\np"
+    cells = [nbformat.v4.new_code_cell(source) for source in (panel, "time.sleep(7)", "time.sleep(7)")]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / "busy.ipynb")
+    words = ["-m", "jupyterlab", "--no-browser", "--port", "{port}", "--ServerApp.port_retries=0", "--allow-root"]
+    root = str(Path(__file__).resolve().parents[2])
+    with serving(words, tmp_path, token="busy", ready="/api", PYTHONPATH=root) as server:
+        open_cells(page, server, "busy")
+        page.locator(".gd-busy").filter(has_text="still running its cells").wait_for(timeout=30_000)
+        page.get_by_role("menuitem", name="Kernel", exact=True).click()  # nothing covers the menus
+        page.keyboard.press("Escape")
+        page.locator(".gd-busy").wait_for(state="detached", timeout=30_000)
+        assert page.locator(".gd-gone").count() == 0
+        server.kernels()[0].kill()
+        gone = page.get_by_role("alert").filter(has_text="kernel does not answer")
+        gone.wait_for(timeout=40_000)
+        assert gone.get_by_role("button").count() == 0, "a reload would lose the other panels"
