@@ -217,6 +217,8 @@ class Experiment(Part):
             raise ExperimentError(f"An experiment is a JSON object with named fields, not {type(data).__name__}.")
         made = cls(**data)
         made._payload = payload
+        if isinstance(made.problem, Opaque):
+            made.problem._payload = payload
         return made
 
     def to_query(self) -> str:

@@ -147,9 +147,10 @@ class Trace:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment that was run."""
-        if self.payload is None and (self.folder / "payload.bin").exists():
-            self.payload = (self.folder / "payload.bin").read_bytes()
+        """The experiment that was run; a function from a cell is in it only if the run is this session's own.
+
+        For loading a pickled function runs whatever is in it, and a folder may be anybody's.
+        """
         try:
             return self._cached("experiment", [self.folder / "run.json"], lambda: Experiment.from_json(
                 json.dumps(self._run["experiment"]), self.payload))

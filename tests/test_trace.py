@@ -1,5 +1,6 @@
 """A trace reads what was written, while it is written, after a kill, and through every export."""
 
+import hashlib
 import json
 import math
 import os
@@ -7,12 +8,14 @@ import signal
 import subprocess
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gdlab as gd
+from gdlab.backends.roles import experiment_of
 from gdlab.records import PATH_LIMIT_BYTES, path_dtype, path_stride
 from gdlab.trace import (
     EventWriter,
@@ -183,3 +186,29 @@ def test_a_missing_folder_is_refused_and_run_json_is_replaced_whole(tmp_path):
     write_run(tmp_path, {"ended": None})
     write_run(tmp_path, {"ended": {"how": "done"}})
     assert read_run(tmp_path)["ended"]["how"] == "done" and [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_strangers_function_is_never_taken_from_a_folder(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "boom"),)
+
+    payload, folder = cloudpickle.dumps(Bomb()), tmp_path / "theirs"
+    problem = {"kind": "Opaque", "name": "f", "payload_sha256": hashlib.sha256(payload).hexdigest()}
+    folder.mkdir()
+    (folder / "payload.bin").write_bytes(payload)
+    write_run(folder, {"experiment": {"problem": problem}})
+    found = gd.open_trace(folder).experiment
+    for experiment in (found, found.replace(workers=1), gd.Experiment.from_json(found.to_json())):
+        assert experiment.payload is None
+        with pytest.raises(gd.ExperimentError, match=r"give it again with exp\.replace\(problem=\.\.\.\)\.$"):
+            gd.launch(experiment, folder=tmp_path / "ours")
+    assert not (tmp_path / "boom").exists() and not (tmp_path / "ours").exists()
+
+
+def test_a_run_of_this_session_keeps_its_function(tmp_path):
+    made = gd.Experiment(problem=lambda: None)
+    write_run(tmp_path, {"experiment": json.loads(made.to_json())})
+    (tmp_path / "payload.bin").write_bytes(made.payload)
+    own = Trace(tmp_path, made.payload).experiment
+    assert own.payload == own.replace(workers=1).payload == experiment_of(tmp_path).payload == made.payload

@@ -19,7 +19,8 @@ FINISH_S = 30.0
 
 def experiment_of(folder: str | Path) -> Experiment:
     """Return the experiment of a run's folder, with the function of a problem that came from a cell."""
-    return Trace(Path(folder)).experiment
+    function = Path(folder, "payload.bin")
+    return Trace(Path(folder), function.read_bytes() if function.exists() else None).experiment
 
 
 def path_format(experiment: Experiment) -> str:

@@ -70,7 +70,7 @@ class Run:
     @property
     def trace(self) -> Trace:
         """What has happened so far."""
-        return Trace(self.folder)
+        return Trace(self.folder, self.experiment.payload)
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -278,4 +278,4 @@ def simulate(exp: Experiment, folder: str | Path, stop: Callable[[], bool] = lam
     if ours:
         how = "stopped" if reason in ("stop", "nonfinite") else "done"
         write_run(folder, run | {"ended": {"how": how, "reason": reason}})
-    return Trace(folder)
+    return Trace(folder, exp.payload)
