@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
@@ -23,7 +24,7 @@ from gdlab.backends.link import ZygoteLink
 from gdlab.backends.runs import Run
 from gdlab.backends.supervise import Supervision
 from gdlab.part import ExperimentError
-from gdlab.trace import read_run, write_run
+from gdlab.trace import TraceError, read_run, write_run
 
 TICK_S = 0.02
 IDLE_S = float(os.environ.get("GDLAB_ZYGOTE_IDLE_S", "inf"))
@@ -51,8 +52,16 @@ class Launcher:
         """Start a run's processes; returns at once."""
         run._wake = self.wake
         run._message = "starting"
-        self._inbox.put(Supervision(run, crew_of(run.experiment, run.backend), self._send))
+        supervision = Supervision(run, crew_of(run.experiment, run.backend), self._send)
+        if not self.serves:
+            raise RuntimeError("This process is ending and starts no run any more: launch earlier.")
+        self._inbox.put(supervision)
         self.wake()
+
+    @property
+    def serves(self) -> bool:
+        """Whether runs can be launched: false once it was closed, or its thread has ended."""
+        return not self._closing and self._thread.is_alive()
 
     def warm(self, timeout: float | None = None) -> bool:
         """Start the zygote, if there is none; wait for it at most `timeout` seconds and tell whether it is ready."""
@@ -82,12 +91,21 @@ class Launcher:
     # ---- the thread ----
 
     def _serve(self) -> None:
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception as error:  # The thread must not end: its end is the end of every process.
-                for supervision in [*self._active.values()]:
-                    self._abandon(supervision, f"{type(error).__name__}: {error}")
+        try:
+            while not self._closing:
+                try:
+                    self._turn()
+                except Exception as error:  # The thread must not end: its end is the end of every process.
+                    for supervision in [*self._active.values()]:
+                        self._abandon(supervision, _told(error))
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._closing = True
+        while not self._inbox.empty():
+            if (late := self._inbox.get()) is not None:
+                self._active[late.run.run_id] = late
         for supervision in self._active.values():
             supervision.run._stop_asked_at = time.monotonic()
             supervision.run.heart.ask_stop()
@@ -117,7 +135,7 @@ class Launcher:
         for name, supervision in list(self._active.items()):
             if not supervision._started and self._link and self._link.facts is None:
                 supervision.run._message = f"starting: loading PyTorch ({time.monotonic() - self._link.started:.0f} s)"
-            if supervision.tick():
+            if self._try(supervision, supervision.tick):
                 self._drop(name)
         if idles and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
             self._lose_link()
@@ -129,8 +147,8 @@ class Launcher:
                 self._active[supervision.run.run_id] = supervision
                 self._waiting.append(supervision)
             self._idle_since = time.monotonic()
-            if self._link is None:
-                self._link = ZygoteLink()
+        if self._link is None:
+            self._link = ZygoteLink()
         self._start_waiting()
 
     def _start_waiting(self) -> None:
@@ -138,22 +156,20 @@ class Launcher:
             return
         waiting, self._waiting = self._waiting, []
         for supervision in waiting:
-            if supervision.asked_to_stop:
-                continue
-            run, facts = supervision.run, self._link.facts
-            experiment = run.experiment
-            local = run.backend == "local"
-            server = needs_server(experiment)
-            try:
-                placement = place(experiment.device if local else "cpu", experiment.workers, facts["gpus"],
-                                  facts["nccl"], collective=local and not server and experiment.workers > 1)
-            except ExperimentError as error:
-                self._abandon(supervision, str(error))
-                continue
-            _complete_environment(run, placement, facts)
-            options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
-                       "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
-            self._send(supervision.request(options))
+            if not supervision.asked_to_stop:
+                self._try(supervision, self._start, supervision, self._link.facts)
+
+    def _start(self, supervision: Supervision, facts: dict[str, Any]) -> None:
+        run = supervision.run
+        experiment = run.experiment
+        local = run.backend == "local"
+        server = needs_server(experiment)
+        placement = place(experiment.device if local else "cpu", experiment.workers, facts["gpus"], facts["nccl"],
+                          collective=local and not server and experiment.workers > 1)
+        _complete_environment(run, placement, facts)
+        options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
+                   "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
+        self._send(supervision.request(options))
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:
@@ -168,12 +184,14 @@ class Launcher:
                 self._abandon(supervision, f"PyTorch could not be loaded ({message['broken']}): install it and "
                               "launch again.")
         elif "started" in message and message["started"] in self._active:
-            self._active[message["started"]].started(message["pids"])
+            supervision = self._active[message["started"]]
+            self._try(supervision, supervision.started, message["pids"])
         elif "failed" in message and message["failed"] in self._active:
             self._abandon(self._active[message["failed"]], "The processes could not be started "
                           f"({message['message']}): use fewer workers, or free memory and descriptors.")
         elif "exit" in message and message["exit"] in self._active:
-            self._active[message["exit"]].exited(message["name"], message["code"])
+            supervision = self._active[message["exit"]]
+            self._try(supervision, supervision.exited, message["name"], message["code"])
 
     def _zygote_is_gone(self) -> None:
         said = self._lose_link()
@@ -186,22 +204,41 @@ class Launcher:
         self._warm.clear()
         return link.close() if link else ""
 
+    def _try(self, supervision: Supervision, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Do something for one run; what goes wrong there ends that run, and no other."""
+        try:
+            return act(*arguments)
+        except Exception as error:
+            self._abandon(supervision, _told(error))
+
     def _abandon(self, supervision: Supervision, why: str) -> None:
         """End a run whose processes cannot be started, or whose supervision has failed."""
         run = supervision.run
+        self._drop(run.run_id)
         self._send({"op": "signal", "run": run.run_id, "signal": signal.SIGKILL})
         run._failure = Failure("launcher", 0, "exception", why)
         run._message = why
         supervision._end("failed", "exception")
-        self._drop(run.run_id)
 
     def _drop(self, name: str) -> None:
         self._active.pop(name, None)
+        self._waiting = [waiting for waiting in self._waiting if waiting.run.run_id != name]
         self._idle_since = time.monotonic()
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._link:
             self._link.send(request)
+
+
+def _told(error: Exception) -> str:
+    """Say in a sentence why a run cannot go on."""
+    if isinstance(error, ExperimentError):
+        return str(error)
+    what = f"{type(error).__name__}: {str(error).rstrip('.')}"
+    if isinstance(error, OSError | TraceError):
+        return (f"The run's folder cannot be used ({what}): see that it is there and the disk is not full, and launch "
+                "again.")
+    return f"The run could not be looked after ({what}): launch again."
 
 
 def _complete_environment(run: Run, placement: Any, facts: dict[str, Any]) -> None:
@@ -215,13 +252,19 @@ def _complete_environment(run: Run, placement: Any, facts: dict[str, Any]) -> No
 
 _lock = threading.Lock()
 _current: Launcher | None = None
+_closed = False
 
 
 def current_launcher() -> Launcher:
-    """Return this process's launcher; the first call starts it."""
+    """Return this process's launcher; the first call starts it, as does one after its thread has died.
+
+    Raises RuntimeError where this process is ending.
+    """
     global _current
     with _lock:
-        if _current is None:
+        if _closed:
+            raise RuntimeError("This process is ending and starts no run any more: launch earlier.")
+        if _current is None or not _current.serves:
             _current = Launcher()
         return _current
 
@@ -236,6 +279,8 @@ def _forget() -> None:
 
 
 def _close() -> None:
+    global _closed
+    _closed = True
     if _current is not None:
         _current.close()
 

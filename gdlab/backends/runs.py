@@ -14,7 +14,7 @@ from typing import Any
 from gdlab.backends.failures import Failure, RankFailed, RemoteError
 from gdlab.backends.heart import Heart
 from gdlab.experiment import Experiment
-from gdlab.trace import Trace
+from gdlab.trace import Trace, TraceError
 
 BAR = 20
 ENDED = ("done", "stopped", "failed")
@@ -32,6 +32,7 @@ class Run:
         self._pids: dict[str, int] = {}
         self._failure: Failure | None = None
         self._ended = threading.Event()
+        self._process = os.getpid()
         self._stop_asked_at: float | None = None
         self._wake: Any = lambda: None
 
@@ -84,7 +85,11 @@ class Run:
         if failure is None:
             return None
         cause = f"timeout: {failure.what}" if failure.kind == "timeout" else failure.what
-        error = RankFailed(failure.sentence(), failure.rank, cause, failure.kind, self.trace)
+        try:
+            trace = self.trace
+        except TraceError:
+            trace = None  # The folder is gone.
+        error = RankFailed(failure.sentence(), failure.rank, cause, failure.kind, trace)
         if failure.traceback:
             error.__cause__ = RemoteError(failure.traceback)
         return error
@@ -99,8 +104,12 @@ class Run:
     def wait(self, timeout: float | None = None) -> Trace:
         """Wait for the end, `timeout` seconds at most, and return the trace.
 
-        Raises RankFailed if a process failed, TimeoutError if the run has not ended by then.
+        Raises RankFailed if a process failed, TimeoutError if the run has not ended by then, RuntimeError in a forked
+        copy of the process that launched it.
         """
+        if not self._ended.is_set() and os.getpid() != self._process:
+            raise RuntimeError(f"The run belongs to process {self._process}, which launched it: wait there, or read "
+                               f"{self.folder} here.")
         if not self._ended.wait(timeout):
             raise TimeoutError(f"The run has not ended after {timeout:g} s ({self.message}): wait longer or stop it.")
         error = self.error

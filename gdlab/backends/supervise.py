@@ -16,7 +16,7 @@ from gdlab.backends.crew import Crew
 from gdlab.backends.failures import Failure, first_cause, of_exit
 from gdlab.backends.heart import Slot
 from gdlab.backends.runs import Run
-from gdlab.trace import read_run, write_run
+from gdlab.trace import TraceError, read_run, write_run
 
 GRACE_S = 0.5
 """How long a process may take to leave by itself after a stop."""
@@ -40,7 +40,7 @@ class Supervision:
 
     def __init__(self, run: Run, crew: Crew, send: Callable[[dict[str, Any]], None]):
         self.run, self.crew = run, crew
-        self._path, self._cwd = list(sys.path), os.getcwd()
+        self._path, self._cwd = [entry for entry in sys.path if isinstance(entry, str)], os.getcwd()
         self._send = send
         self._slots = {name: run.heart.slot(at) for at, name in enumerate(crew.names)}
         self._living: set[str] = set()
@@ -230,7 +230,19 @@ class Supervision:
         return max(slot.version for slot in self._slots.values())
 
     def _end(self, how: str, reason: str) -> bool:
-        """Write how it ended, and let go whoever waits for it."""
+        """Write how it ended, and let go whoever waits for it, whatever goes wrong with the former."""
+        run = self.run
+        try:
+            how = self._conclude(how, reason)
+        except Exception as error:
+            run._message = f"{how}, with no more known ({type(error).__name__}: {error})"
+        finally:
+            run._state = how
+            run._ended.set()
+        return True
+
+    def _conclude(self, how: str, reason: str) -> str:
+        """Write how it ended; return how."""
         run = self.run
         if how == "stopped" and run.heart.reason not in ("", "stop"):
             how, reason = "done", run.heart.reason  # Asked for when only the evaluator was left.
@@ -248,16 +260,20 @@ class Supervision:
         try:
             write_run(run.folder, read_run(run.folder) | {"ended": ended})
         except (OSError, ValueError) as error:
-            print(f"gdlab: how the run ended could not be written to {run.folder}: {error}.", file=sys.stderr)
+            _complain(f"gdlab: how the run ended could not be written to {run.folder} ({str(error).rstrip('.')}).")
         updates = _count(self._version(), "update")
         if how != "failed":
             run._message = f"{how} after {updates}" + (f": {_because(reason)}" if how == "done" else "")
             if told:
                 run._message = f"stopped: {told}" if how == "stopped" else f"{run._message}; {told}"
-        run._state = how
-        run._ended.set()
-        return True
+        return how
 
+
+def _complain(text: str) -> None:
+    try:
+        print(text, file=sys.stderr)
+    except (OSError, ValueError):
+        pass  # It is closed.
 
 
 def _because(reason: str) -> str:
@@ -267,7 +283,10 @@ def _because(reason: str) -> str:
 
 def _nonfinite(run: Run) -> str:
     """Say which gradient was the first that was not finite, and how much more there was; nothing if all were."""
-    rows = run.trace.applied
+    try:
+        rows = run.trace.applied
+    except (OSError, TraceError):
+        return ""  # The folder is gone.
     bad, skipped = rows[rows["nonfinite"] > 0], len(np.unique(rows["version"][np.isnan(rows["lost_fraction"])]))
     if not len(bad):
         return f"{_count(skipped, 'sum')} of finite gradients overflowed" if skipped else ""

@@ -1,0 +1,122 @@
+"""What goes wrong with one run, its folder or the launcher itself is told, and ends no other run."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from processes import PATIENCE_S, alive, play, until
+
+import gdlab as gd
+import gdlab.backends
+from gdlab.backends import launcher
+from gdlab.backends.launcher import Launcher, current_launcher
+from gdlab.backends.runs import Run
+from gdlab.backends.supervise import Supervision
+from gdlab.trace import TraceError
+
+TWO = gd.Experiment(problem=gd.Quadratic(), workers=2)
+
+
+def running() -> Run:
+    run = gd.launch(TWO)
+    until(lambda: run.state == "running", "the run runs")
+    return run
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """Give a launcher of this test's own, which `gd.launch` uses."""
+    own = Launcher()
+    monkeypatch.setattr(gdlab.backends, "current_launcher", lambda: own)
+    yield own
+    own.close()
+
+
+@pytest.mark.parametrize("step", ["request", "started", "tick", "exited"])
+def test_what_goes_wrong_with_one_run_ends_that_run_and_no_other(monkeypatch, step: str):
+    play(monkeypatch, "beats")
+    good = running()
+    real = getattr(Supervision, step)
+
+    def broken(self, *arguments):
+        if self.run is not good and (step != "exited" or self.run.pids):
+            raise OSError("no space left on device")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Supervision, step, broken)
+    bad = gd.launch(TWO)
+    if step == "exited":
+        until(lambda: bad.pids, "the ranks have started")
+        os.kill(bad.pids[0], signal.SIGKILL)
+    with pytest.raises(gd.RankFailed, match=r"The run's folder cannot be used \(OSError: no space left on device"):
+        bad.wait(PATIENCE_S)
+    until(lambda: not alive(bad._pids.values()), "the ranks are gone")
+    assert bad.state == "failed" and good.state == "running" and len(alive(good.pids)) == 2
+    good.stop()
+    good.wait(PATIENCE_S)
+    assert good.state == "stopped"
+
+
+def test_an_import_path_with_what_is_no_text_harms_nobody(monkeypatch, tmp_path: Path):
+    play(monkeypatch, "short")
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, None])
+    run = gd.launch(TWO)
+    run.wait(PATIENCE_S)
+    assert run.state == "done"
+
+
+def test_a_run_ends_though_its_folder_is_gone_and_nobody_can_be_told(monkeypatch):
+    play(monkeypatch, "beats")
+    stopped, killed = running(), running()
+    for run in (stopped, killed):
+        shutil.rmtree(run.folder)
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    stopped.stop()
+    with pytest.raises(TraceError, match="There is no run at"):
+        stopped.wait(PATIENCE_S)
+    os.kill(killed.pids[1], signal.SIGKILL)
+    with pytest.raises(gd.RankFailed, match="Rank 1 was killed by SIGKILL") as caught:
+        killed.wait(PATIENCE_S)
+    assert (stopped.state, killed.state, caught.value.trace) == ("stopped", "failed", None)
+    assert current_launcher().serves
+
+
+def test_a_run_that_failed_before_it_could_start_is_not_started_later(mine: Launcher):
+    run = gd.launch(TWO)
+    until(lambda: mine._link, "the zygote is being started")
+    os.kill(mine._link._process.pid, signal.SIGKILL)
+    with pytest.raises(gd.RankFailed, match="The process that starts workers ended"):
+        run.wait(PATIENCE_S)
+    assert not mine._waiting and not mine._active
+
+
+def test_a_closed_launcher_says_so_and_a_dead_one_is_replaced(mine: Launcher, monkeypatch):
+    mine.close()
+    with pytest.raises(RuntimeError, match="This process is ending and starts no run any more"):
+        gd.launch(TWO)
+    monkeypatch.setattr(launcher, "_current", mine)
+    another = current_launcher()
+    assert another is not mine and another.serves
+    another.close()
+    monkeypatch.setattr(launcher, "_closed", True)
+    with pytest.raises(RuntimeError, match="This process is ending"):
+        current_launcher()
+
+
+def test_a_forked_copy_does_not_wait_for_ever_for_its_parents_run(monkeypatch):
+    play(monkeypatch, "beats")
+    run = running()
+    monkeypatch.setattr(run, "_process", 1)
+    with pytest.raises(RuntimeError, match="The run belongs to process 1, which launched it"):
+        run.wait()
+    monkeypatch.undo()
+    run.stop()
+    run.wait(PATIENCE_S)
