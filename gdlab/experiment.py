@@ -121,7 +121,7 @@ class Experiment(Part):
     device: Literal["auto", "cpu", "cuda"] = knob("auto", label="device", help="auto, cpu or cuda", group="more")
     _payload: bytes | None = PrivateAttr(None)
 
-    def __init__(self, *args: Any, **data: Any) -> None:
+    def __init__(self, /, *args: Any, **data: Any) -> None:
         problem = data.get("problem")
         if isinstance(problem, Torch) and problem._payload is not None:
             data["problem"] = Opaque.of(problem)
@@ -213,6 +213,8 @@ class Experiment(Part):
             data = json.loads(text)
         except ValueError as error:
             raise ExperimentError(f"This is no JSON text: {error}.") from None
+        except RecursionError:
+            raise ExperimentError("This JSON text is nested too deeply to be an experiment.") from None
         if not isinstance(data, dict):
             raise ExperimentError(f"An experiment is a JSON object with named fields, not {type(data).__name__}.")
         made = cls(**data)

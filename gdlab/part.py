@@ -36,7 +36,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
-    def __init__(self, *args: Any, **data: Any) -> None:
+    def __init__(self, /, *args: Any, **data: Any) -> None:
         names = [name for name in type(self).model_fields if name != "kind"]
         if len(args) > len(names):
             raise ExperimentError(f"{type(self).__name__} takes at most {len(names)} values ({', '.join(names)}), "
@@ -55,6 +55,8 @@ class Part(BaseModel):
             super().__init__(**data)
         except ValidationError as error:
             raise ExperimentError(explain(error, type(self))) from None
+        except RecursionError:
+            raise ExperimentError(f"{type(self).__name__}: a value is nested too deeply to be read.") from None
 
     # Parts are equal by their fields: what rides along outside the JSON (a pickled function) does not count.
     def _values(self) -> tuple[Any, ...]:
@@ -72,7 +74,7 @@ class Part(BaseModel):
     def __str__(self) -> str:
         return repr(self)
 
-    def replace(self, **changes: Any) -> typing.Self:
+    def replace(self, /, **changes: Any) -> typing.Self:
         """Return a copy with some fields changed, checked like a new one."""
         unknown = set(changes) - set(type(self).model_fields)
         if unknown:
@@ -89,7 +91,8 @@ def _unknown(name: str, cls: type[BaseModel]) -> str:
     return f"{cls.__name__} has no field {name}: {hint}"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Return a bound as a person writes it: whole numbers in full, with commas."""
     whole = isinstance(value, int) or (value.is_integer() and 1000 <= abs(value) < 1e15)
     return f"{int(value):,}" if whole else f"{value:g}"
 
@@ -103,16 +106,19 @@ def _allowed(field: FieldInfo | None) -> str:
     high = bounds.get("le", bounds.get("lt"))
     if low is not None and high is not None:
         strict = " (itself excluded)" if "gt" in bounds else ""
-        return f"it must be {what} from {_number(low)}{strict} to {_number(high)}"
+        return f"it must be {what} from {number(low)}{strict} to {number(high)}"
     if low is not None:
-        return f"it must be {what} {'of at least' if 'ge' in bounds else 'above'} {_number(low)}"
+        return f"it must be {what} {'of at least' if 'ge' in bounds else 'above'} {number(low)}"
     if high is not None:
-        return f"it must be {what} of at most {_number(high)}"
+        return f"it must be {what} of at most {number(high)}"
     return f"it must be {what}"
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "..."
     return text if len(text) <= 60 else text[:57] + "..."
 
 

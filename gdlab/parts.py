@@ -118,7 +118,7 @@ class Torch(Part):
     kind: Literal["Torch"] = "Torch"
     _payload: bytes | None = PrivateAttr(None)
 
-    def __init__(self, *args: Any, **data: Any) -> None:
+    def __init__(self, /, *args: Any, **data: Any) -> None:
         given = args[0] if args else data.get("factory")
         if not callable(given):
             super().__init__(*args, **data)

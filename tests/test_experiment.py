@@ -1,5 +1,6 @@
 """An experiment is checked when it is made, explains what is wrong in one sentence, and survives every round trip."""
 
+import json
 import math
 
 import pytest
@@ -99,7 +100,8 @@ def test_what_cannot_be_is_said_in_one_sentence(given_, says):
 
 @pytest.mark.parametrize("query", [
     "workers=0", "workers=abc", "workers=4,4", "wrokers=4", "strategy=Gossip", "strategy=Async&strategy.foo=3",
-    "strategy.batch=2", "optimizer.lr=nan", "%%%=&&&", "precision=fp32&precision.compute=fp16", "clip=-1", "speeds=1,1",
+    "strategy.batch=2", "optimizer.lr=nan", "self=1", "cls=1", "args=1", "data=1", "problem.self=1",
+    "strategy.cls=1", "%%%=&&&", "precision=fp32&precision.compute=fp16", "clip=-1", "speeds=1,1",
 ])
 def test_a_bad_link_gets_one_sentence(query):
     with pytest.raises(gd.ExperimentError) as caught:
@@ -111,6 +113,29 @@ def test_a_bad_link_gets_one_sentence(query):
 def test_bad_json_gets_one_sentence(text):
     with pytest.raises(gd.ExperimentError):
         gd.Experiment.from_json(text)
+
+
+@pytest.mark.parametrize("name", ["self", "cls", "args", "data", "changes", "__class__", "_payload", "", "kind"])
+def test_no_name_in_json_is_taken_for_python_s_own(name):
+    value = "Nothing"
+    for data in ({name: value}, {"problem": {"kind": "Torch", "factory": "a:b", name: value}},
+                 {"strategy": {"kind": "Async", name: value}}, {"compute_time": {"kind": "Pareto", name: value}}):
+        with pytest.raises(gd.ExperimentError):
+            gd.Experiment.from_json(json.dumps(data))
+    for part in (gd.Experiment(), gd.Quadratic(), gd.Torch("a:b"), gd.Exponential()):
+        with pytest.raises(gd.ExperimentError):
+            part.replace(**{name: value})
+
+
+@pytest.mark.parametrize("depth", [10, 300, 900, 1100, 100_000])
+@pytest.mark.parametrize("nest", [
+    '{"workers": %s1%s}', '{"problem": %s1%s}', '{"problem": {"kind": "Torch", "factory": %s1%s}}', '{"speeds": %s1%s}',
+    '{"precision": %s1%s}', "%s1%s"])
+def test_json_however_deep_gets_one_sentence(nest, depth):
+    for left, right in (("[", "]"), ('{"problem":', "}"), ('{"kind":', "}")):
+        with pytest.raises(gd.ExperimentError) as caught:
+            gd.Experiment.from_json(nest % (left * depth, right * depth))
+        assert "\n" not in str(caught.value)
 
 
 def test_fields_are_normalised():

@@ -310,6 +310,17 @@ def test_a_bad_link_is_explained_in_one_sentence_and_defaults_hold(query: str, s
     assert "The link" in playground.controls.message and said in playground.controls.message
 
 
+def test_a_link_names_no_function_but_the_page_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = gd.Experiment(problem=gd.Torch("mine:make"), workers=2)
+    monkeypatch.setenv("QUERY_STRING", "problem=Torch&problem.factory=os:abort&workers=3")
+    for page in (SMALL, own):
+        playground = Playground(page)
+        assert playground.experiment == page and playground.controls.tone == "error"
+        assert "os:abort" in playground.controls.message and playground.controls.message.count(". ") == 0
+    monkeypatch.setenv("QUERY_STRING", own.replace(workers=3).to_query())
+    assert Playground(own).experiment == own.replace(workers=3)
+
+
 @pytest.mark.parametrize("kind, start", [("csv", b"worker,step,"), ("parquet", b"PAR1"), ("html", b"<!doctype html>")])
 def test_the_last_run_is_exported(kind: str, start: bytes, tmp_path: Any) -> None:
     playground = Playground(SMALL, backend="virtual", figures=["loss"])

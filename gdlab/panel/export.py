@@ -61,8 +61,11 @@ def file_of(kind: str, trace: Trace, figures: list[Any]) -> bytes:
         return file.read_bytes()
 
 
-def from_link(query: str | None = None) -> tuple[Experiment | None, str]:
-    """Return the experiment of the page's own link (None: the link names none), and what is wrong with the link."""
+def from_link(own: Experiment, query: str | None = None) -> tuple[Experiment | None, str]:
+    """Return the experiment of the page's own link (None: the link names none), and what is wrong with the link.
+
+    `own`: the page's own settings. A run calls its factory, so a link may name only the one that the page has itself.
+    """
     query = os.environ.get("QUERY_STRING", "") if query is None else query
     ours = "&".join(pair for pair in query.lstrip("?").split("&")
                     if pair.partition("=")[0].partition(".")[0] in Experiment.model_fields)
@@ -74,7 +77,12 @@ def from_link(query: str | None = None) -> tuple[Experiment | None, str]:
     if not ours:
         return None, ""
     try:
-        return Experiment.from_query(ours), ""
+        linked = Experiment.from_query(ours)
+        factory = getattr(linked.problem, "factory", None)
+        if factory is not None and factory != getattr(own.problem, "factory", None):
+            return None, (f"The link names the function {factory} as its problem, which this page does not have: "
+                          "it starts with its own settings.")
+        return linked, ""
     except ExperimentError as error:
         return None, f"The link cannot be followed, so this page starts with its own settings: {error}"
 

@@ -33,8 +33,8 @@ class Playground:
         if backend is not None and backend not in controls.BACKENDS:
             raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
                                   f"{', '.join(controls.BACKENDS)}.")
-        linked, self._link_error = export.from_link()
         start = exp or Experiment()
+        linked, self._link_error = export.from_link(start)
         self._updates, self._seconds = 0, 0.0
         self._environment: dict[str, Any] = {}
         self._latest: Trace | None = None
