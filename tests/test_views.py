@@ -17,7 +17,7 @@ from gdlab.panel.chart import change
 from gdlab.trace import PUSH, Chunk, Follower, PathWriter, write_surface
 from gdlab.views import VIEWS, live, style, timeline, what_differs
 from gdlab.views.downsample import Thinned, every, line
-from gdlab.views.trajectory import NO_PLANE, NOW, PATH, READS, START, levels
+from gdlab.views.trajectory import NO_PLANE, NOW, PATH, READS, START, _sentence, levels
 
 
 def words(fig: go.Figure) -> str:
@@ -178,8 +178,37 @@ def test_names_tell_apart_only_what_differs():
     assert what_differs([base, slow]) == ["learning rate 0.1", "learning rate 0.01"]
     assert what_differs([base, base.replace(strategy="async")]) == ["Sync", "Async"]
     assert what_differs([base, base.replace(precision="bf16")]) == ["fp32", "bf16"]
+    assert what_differs([base, base.replace(strategy=gd.Async(3))]) == ["Sync", "Async (bound 3)"]
     assert what_differs([base, base]) == ["run 1", "run 2"]
     assert what_differs([base, base], ["wall", "virtual"]) == ["measured", "simulated"]
+
+
+def test_a_shortened_name_begins_with_what_was_changed_last_and_a_whole_one_leaves_nothing_out():
+    first = gd.Experiment(workers=2)
+    second = first.replace(workers=8, strategy=gd.Async(staleness_bound=3, batch=2), compute_time=gd.Exponential(0.05))
+    third = second.replace(seed=7)
+    names = what_differs([first, second, third])
+    assert names[1].startswith("seed 0, ") and names[2].startswith("seed 7, ") and names[2].endswith("…")
+    whole = what_differs([first, second, third], whole=True)
+    assert all(part in whole[2] for part in ("8 workers", "Async", "Exponential", "seed 7")) and "…" not in whole[2]
+
+
+def test_captions_say_whose_they_are_only_where_they_differ():
+    two, four = ({"clock": "wall", "ranks": ranks, "cores": 8} for ranks in (2, 4))
+    assert style.captions(["a", "b"], [two, two]) == [style.caption(two)]
+    assert style.captions(["a", "b", "c"], [two, four, four]) == [
+        f"a – {style.caption(two)}", f"b and 1 more – {style.caption(four)}"]
+
+
+@pytest.mark.parametrize("decades, most", [(0.5, 3), (1.1, 3), (3.3, 4), (6.0, 4)])
+def test_a_logarithmic_axis_over_many_decades_is_given_more_labels(decades, most):
+    assert style.log_axis(np.array([1.0, 10.0**decades]), np.empty(0))["nticks"] == most
+    assert style.log_axis()["nticks"] == 3
+
+
+def test_a_lone_worker_is_not_called_workers():
+    assert "updates of 1 worker." in _sentence(SimpleNamespace(experiment=gd.Experiment(workers=1)),
+                                               np.zeros(1), np.zeros(1), np.array([5]))
 
 
 # ---- timeline ----

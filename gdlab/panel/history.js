@@ -49,6 +49,7 @@ export default {
       for (const title of ["Draw", "Run", ...model.get("columns"), ""]) {
         const node = cell("th", title);
         node.scope = "col";
+        node.title = model.get("titles")[title] ?? "";
         head.append(node);
       }
       table.append(caption, cell("thead", head));

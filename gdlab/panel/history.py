@@ -17,7 +17,10 @@ from gdlab.views.loss import RUN_COLOURS
 MAX_RUNS = 12
 """Runs that the page keeps; older ones stay in their folders."""
 
-COLUMNS = ("final loss", "accuracy", "seconds", "updates", "mean staleness", "waiting")
+COLUMNS = ("final loss", "accuracy", "seconds", "updates", "mean staleness", "wait + comm.")
+TITLES = {"wait + comm.": "Waiting and communicating: the share of the workers' time between a gradient's end and the "
+                          "next one's beginning"}
+"""What a column's heading says in full."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class HistoryView(PanelWidget):
     _esm = script("history.js")
     runs = traitlets.List().tag(sync=True)
     columns = traitlets.List(list(COLUMNS)).tag(sync=True)
+    titles = traitlets.Dict(TITLES).tag(sync=True)
 
 
 class History:
@@ -70,7 +74,7 @@ class History:
         if len(self.entries) == 1:
             return ["run 1"]
         clocks = [entry.trace.environment.get("clock", "") for entry in self.entries]
-        return what_differs([entry.experiment for entry in self.entries], clocks)
+        return what_differs([entry.experiment for entry in self.entries], clocks, whole=True)
 
     def _publish(self) -> None:
         colours = {entry.id: RUN_COLOURS[place % len(RUN_COLOURS)] for place, entry in enumerate(self.shown)}

@@ -31,9 +31,9 @@ def formats(*traces: Trace) -> go.Figure:
 def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: str) -> go.Figure:
     """Draw the loss of each run in a panel of its own, and as points a share taken from the pushes."""
     columns, count = min(2, max(1, len(traces))), max(1, -(-len(traces) // 2))
-    fig = style.figure(question, "", "", *(style.caption(trace.environment) for trace in traces),
-                       height=180 + 175 * count)
     names = what_differs([trace.experiment for trace in traces])
+    fig = style.figure(question, "", "", *style.captions(names, [trace.environment for trace in traces]),
+                       height=180 + 175 * count)
     titles = ["<br>".join(textwrap.wrap(name, 22)) for name in names]
     fig.set_subplots(count, columns, subplot_titles=titles, horizontal_spacing=0.05, vertical_spacing=0.17,
                      shared_xaxes="all", shared_yaxes="all",
@@ -55,7 +55,7 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
                          (f", mean {label} {known.mean():.1%}." if known.size else "."))
     every_loss = np.concatenate([np.empty(0), *found])
     if every_loss.size and every_loss.min() > 0.0:
-        fig.update_yaxes(style.log_axis(), secondary_y=False)
+        fig.update_yaxes(style.log_axis(every_loss), secondary_y=False)
     fig.update_xaxes(title_text="updates", row=count).update_yaxes(title_text="loss", col=1, secondary_y=False)
     fig.update_yaxes(range=[-0.02, 1.03], showgrid=False, tickformat=".0%", tickvals=[0.5, 1],
                      showticklabels=False, secondary_y=True)

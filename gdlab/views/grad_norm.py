@@ -39,6 +39,7 @@ def grad_norm(trace: Trace) -> go.Figure:
     words = [f"{drawn + bad.size} gradients", f"{clipped[0].size} clipped", f"{bad.size} not finite"]
     if drawn:
         norms = np.concatenate([left[1], clipped[1]])
+        fig.layout.yaxis.update(style.log_axis(norms))
         words.append(f"median norm {np.median(norms):.3g}, largest {norms.max():.3g}")
     return style.describe(fig, f"{QUESTION} {'; '.join(words)}.")
 

@@ -28,7 +28,7 @@ def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
     environments = [trace.environment for trace in traces]
     names = what_differs([trace.experiment for trace in traces], [str(e.get("clock")) for e in environments])
     fig = base(clock, environments, names or [""])
-    notes, sentences, drawn, lowest = [], [], 0, np.inf
+    notes, sentences, drawn, heights = [], [], 0, [np.empty(0)]
     for index, (trace, name) in enumerate(zip(traces, names, strict=True)):
         pushes, losses = trace.pushes, np.asarray(trace.losses, np.float64)
         x = np.asarray(trace.path_versions if clock == "updates" else trace.path_seconds, np.float64)
@@ -40,10 +40,12 @@ def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
         fig.data[2 * index].update(x=x_points[keep], y=y_points[keep])
         fig.data[2 * index + 1].update(x=x_line, y=y_line)
         drawn += x_line.size + x_points.size
-        lowest = min(lowest, y_line.min(initial=np.inf), y_points.min(initial=np.inf))
+        heights += [y_line[np.isfinite(y_line)], y_points]
         notes.append(not_finite(pushes, versions, losses, name))
         sentences += [_sentence(name, versions, losses)]
-    if lowest <= 0.0:
+    every_loss = np.concatenate(heights)
+    fig.layout.yaxis.update(style.log_axis(every_loss))
+    if every_loss.min(initial=np.inf) <= 0.0:
         fig.layout.yaxis.type = "linear"
     fig.layout.update(style.remark(fig, *notes))
     style.describe(fig, " ".join([_QUESTION[clock], *sentences]))
@@ -56,7 +58,7 @@ def base(clock: Clock, environments: Sequence[Mapping[str, Any]], names: Sequenc
     clocks = {environment.get("clock") for environment in environments}
     seconds = "time in virtual seconds" if clocks == {"virtual"} else "time in seconds"
     x = "updates of the shared parameters" if clock == "updates" else seconds
-    fig = style.figure(_QUESTION[clock], x, "loss", *(style.caption(environment) for environment in environments))
+    fig = style.figure(_QUESTION[clock], x, "loss", *style.captions(names, environments))
     alone = len(names) == 1
     for index, name in enumerate(names):
         colour = RUN_COLOURS[index % len(RUN_COLOURS)]

@@ -29,9 +29,10 @@ def lost_updates(*traces: Trace, version: int | None = None) -> go.Figure:
     Below half a spacing of the weights' format (shaded) rounding to nearest gives the old weight again. One run: also
     the share that other formats would have lost of the same updates. Several: one colour a run.
     """
-    fig = style.figure(QUESTION, "", "", *(style.caption(trace.environment) for trace in traces), height=620)
-    fig.set_subplots(2, 1, vertical_spacing=0.18)
     names, notes, sentences = what_differs([trace.experiment for trace in traces]), [], []
+    captions = style.captions(names, [trace.environment for trace in traces])
+    fig = style.figure(QUESTION, "", "", *captions, height=620)
+    fig.set_subplots(2, 1, vertical_spacing=0.18)
     for i, (trace, name) in enumerate(zip(traces, names, strict=True)):
         precision, colour = trace.experiment.precision, RUN_COLOURS[i % len(RUN_COLOURS)]
         group, row = dict(legendgroup=str(i), row=1, col=1), sample(trace, version)

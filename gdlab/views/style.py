@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 # Okabe and Ito (2008), "Color Universal Design", without black and yellow, which vanish on a dark and on a light page.
@@ -96,6 +97,17 @@ def caption(environment: Mapping[str, Any] | None) -> str:
     return f"Measured: {', '.join(words)}, wall clock." + (f" {note[0].upper()}{note[1:]}." if note else "")
 
 
+def captions(names: Sequence[str], environments: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    """Return the captions of runs that are compared: one if it holds for all, else each with the runs' names."""
+    runs: dict[str, list[str]] = {}
+    for name, environment in zip(names, environments, strict=True):
+        runs.setdefault(caption(environment), []).append(name)
+    if len(runs) < 2:
+        return list(runs)
+    of = {text: whose[0] + (f" and {len(whose) - 1} more" if len(whose) > 1 else "") for text, whose in runs.items()}
+    return [f"{whose} – {text}" for text, whose in of.items()]
+
+
 def _count(number: Any, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
@@ -150,9 +162,12 @@ def workers_legend() -> dict[str, Any]:
     return dict(title=dict(text="worker", side="left", font=dict(size=11, color=MUTED)))
 
 
-def log_axis() -> dict[str, Any]:
-    """Return a logarithmic axis whose tick labels are all of one size."""
-    return dict(type="log", tickformat="~g", nticks=3)  # so few that 1, 2 and 5 are chosen rather than 1 to 9
+def log_axis(*values: Any) -> dict[str, Any]:
+    """Return a logarithmic axis with tick labels of one size, at least two where it spans the given values."""
+    low = min((float(np.min(array)) for array in values if np.size(array)), default=1.0)
+    high = max((float(np.max(array)) for array in values if np.size(array)), default=1.0)
+    # So few that 1, 2 and 5 are chosen rather than 1 to 9; over more decades three would make only every second one.
+    return dict(type="log", tickformat="~g", nticks=4 if 0.0 < low and high > 300.0 * low else 3)
 
 
 def recolour(value: Any, colours: Mapping[str, str]) -> Any:

@@ -68,7 +68,7 @@ def base(
     thin = "workers' own steps" if walks_alone(experiment) else "each worker's reads"
     captions = [style.caption(environment), f"Thick: shared parameters, ○ to ★. Thin: {thin}."]
     if parameters > 2:
-        captions.append(f"The plane of the path's two main directions, of {parameters:,}.")
+        captions.append(f"The plane of the path's two main directions, of {parameters:,} parameters.")
     if experiment.workers > style.MAX_WORKERS:
         captions.append(f"Drawn: {style.MAX_WORKERS} of {experiment.workers} workers.")
     fig = style.figure(QUESTION, *titles, *captions, height=style.HEIGHT)
@@ -192,5 +192,5 @@ def levels(loss: np.ndarray) -> tuple[np.ndarray, list[float], list[str]]:
 def _sentence(trace: Trace, x: np.ndarray, y: np.ndarray, versions: np.ndarray) -> str:
     return (
         f"{QUESTION} The shared parameters went from ({x[0]:.3g}, {y[0]:.3g}) to ({x[-1]:.3g}, {y[-1]:.3g}) "
-        f"in {int(versions[-1])} updates of {trace.experiment.workers} workers."
+        f"in {int(versions[-1])} updates of {trace.experiment.workers} worker{'s' * (trace.experiment.workers != 1)}."
     )
