@@ -51,6 +51,12 @@ def test_the_basic_controls_come_first_and_the_rest_is_folded_away() -> None:
     assert {"workers", "slow", "strategy", "precision", "clip", "optimizer.lr"} <= set(basic) and len(basic) <= 13
 
 
+def test_bounds_are_written_in_full() -> None:
+    rows = shown(Form(gd.Experiment(strategy=gd.Async(3))))
+    assert "(from 1 to 1,000,000)" in rows["updates"].help and not any("e+" in row.help for row in rows.values())
+    assert rows["strategy.staleness_bound"].label == "Steps ahead of the slowest, at most"
+
+
 @pytest.mark.parametrize("path, text, said", [
     ("workers", "abc", "whole number from 1 to 100,000"), ("workers", "-1", "whole number from 1 to 100,000"),
     ("workers", "0", "from 1"), ("workers", "1.5", "whole number"), ("workers", "1000000000", "100,000"),

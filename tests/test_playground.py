@@ -61,6 +61,8 @@ def test_run_once_returns_the_trace_and_fills_the_figures_and_the_history(tmp_pa
     assert not playground.controls.busy and len(playground.history.widget.runs) == 1 and playground.export.ready
     line = playground.board.charts["loss"].figure["data"][-1]
     assert len(line["x"]) == 31
+    press(playground, "reset")
+    assert playground.controls.fraction == 0.0 and playground.controls.count == ""
 
 
 def test_an_interrupted_cell_stops_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +344,10 @@ def test_a_file_too_large_for_a_page_is_named_instead(monkeypatch: pytest.Monkey
 
 
 # ---- history and progress ----
+
+def test_each_heading_that_is_cut_short_is_said_in_full() -> None:
+    assert set(history.TITLES) <= set(history.COLUMNS) and "communicating" in history.TITLES["wait + comm."]
+
 
 def test_the_history_is_bounded_and_its_runs_can_be_hidden_used_and_forgotten(tmp_path: Any) -> None:
     playground = Playground(SMALL.replace(updates=5), backend="virtual", figures=["loss"])

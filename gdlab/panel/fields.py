@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic.fields import FieldInfo
 
 from gdlab.experiment import Experiment
-from gdlab.part import Part, bounds_of
+from gdlab.part import Part, bounds_of, number
 from gdlab.parts import FORMATS, NAMED_PRECISIONS, Opaque, Precision, Torch
 
 Draft = dict[str, Any]
@@ -261,7 +261,7 @@ def _field_rows(path: str, field: FieldInfo, text: Any, top: str, errors: dict[s
     possible = kinds(field.annotation)
     types_ = leaves(field.annotation)
     bounds = bounds_of(field)
-    limits = " ".join(f"{word} {bounds[name]:g}" for name, word in
+    limits = " ".join(f"{word} {number(bounds[name])}" for name, word in
                       (("ge", "from"), ("gt", "above"), ("le", "to"), ("lt", "below")) if name in bounds)
     base: dict[str, Any] = {
         "path": path, "label": _say(extra.get("label", path)), "unit": extra.get("unit", ""),

@@ -109,6 +109,8 @@ class Playground:
                 self.controls.say("Stopping …")
             self.link.stop()
         else:
+            if not self.link.busy:
+                self.controls.fraction, self.controls.count = 0.0, ""
             self.form.reset()
 
     def _run(self) -> None:
