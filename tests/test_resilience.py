@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,55 @@ def test_a_forked_copy_does_not_wait_for_ever_for_its_parents_run(monkeypatch):
     monkeypatch.undo()
     run.stop()
     run.wait(PATIENCE_S)
+
+
+def test_of_launches_into_one_folder_at_once_one_gets_it(monkeypatch, tmp_path: Path):
+    play(monkeypatch, "short")
+    folder, results = tmp_path / "one", []
+
+    def launch() -> None:
+        try:
+            results.append(gd.launch(TWO, folder=folder))
+        except FileExistsError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = [result for result in results if isinstance(result, Run)]
+    assert len(runs) == 1 and len(results) == 4
+    runs[0].wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", ["run.json", "heart.bin", "events-server.bin", "path.bin", "losses.bin"])
+def test_a_folder_with_what_is_left_of_a_run_is_refused(name: str, tmp_path: Path):
+    (tmp_path / name).touch()
+    with pytest.raises(FileExistsError, match="already holds a run, or what is left of one: choose another folder"):
+        gd.launch(TWO, folder=tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_without_a_name_is_refused():
+    with pytest.raises(gd.ExperimentError, match=r'folder = "" cannot be'):
+        gd.launch(TWO, folder="")
+
+
+def test_a_stop_reaches_its_processes_though_the_zygote_is_halted(monkeypatch):
+    play(monkeypatch, "deaf")
+    monkeypatch.setattr(launcher, "HALTED_S", 0.6)
+    first = gd.launch(TWO)
+    until(lambda: first.pids, "the ranks have started")
+    zygote = current_launcher()._link._process.pid
+    os.kill(zygote, signal.SIGSTOP)
+    second = gd.launch(TWO)
+    try:
+        for run in (first, second):
+            run.stop()
+        for run in (first, second):
+            run.wait(PATIENCE_S)
+            assert run.state == "stopped" and not alive(run._pids.values())
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+    assert current_launcher()._link._process.pid == zygote

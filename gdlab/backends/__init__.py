@@ -17,7 +17,7 @@ from gdlab.backends.crew import check, crew_of, needs_server
 from gdlab.backends.failures import RankFailed
 from gdlab.backends.heart import Heart
 from gdlab.backends.launcher import current_launcher
-from gdlab.backends.runs import Run, new_folder, show_progress
+from gdlab.backends.runs import Run, new_folder, show_progress, taken
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.parts import Opaque
@@ -47,10 +47,13 @@ def launch(experiment: Experiment, backend: str = "local", folder: str | Path | 
         raise ExperimentError("The problem's function came from a cell and is not in this experiment: "
                               "give it again with exp.replace(problem=...).")
     path = new_folder(folder, _short_name(experiment))
+    try:
+        heart = Heart.create(path, len(crew_of(experiment, backend).processes))
+    except FileExistsError:
+        raise taken(path) from None
     if experiment.payload is not None:
         (path / "payload.bin").write_bytes(experiment.payload)
     write_run(path, {"experiment": json.loads(experiment.to_json()), "environment": _environment(experiment, backend)})
-    heart = Heart.create(path, len(crew_of(experiment, backend).processes))
     started = Run(experiment, backend, path, float(timeout_s), heart)
     current_launcher().launch(started)
     return started

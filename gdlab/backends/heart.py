@@ -113,10 +113,13 @@ class Heart:
 
     @classmethod
     def create(cls, folder: str | Path, slots: int) -> Heart:
-        """Write the page for `slots` processes into `folder` and map it."""
+        """Write the page for `slots` processes into `folder` and map it.
+
+        Raises FileExistsError where there is one already: of two runs that want the same folder one gets it.
+        """
         # Written and not just sized: a hole in a file that cannot be filled later would kill whoever touches it.
         size = (_CONTROL + slots * _SLOT) * _WORD
-        descriptor = os.open(Path(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(Path(folder, FILE), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, bytes(size))
         finally:

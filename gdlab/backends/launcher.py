@@ -22,11 +22,13 @@ from gdlab.backends.devices import place
 from gdlab.backends.failures import Failure
 from gdlab.backends.link import ZygoteLink
 from gdlab.backends.runs import Run
-from gdlab.backends.supervise import Supervision
+from gdlab.backends.supervise import GRACE_S, Supervision
 from gdlab.part import ExperimentError
 from gdlab.trace import TraceError, read_run, write_run
 
 TICK_S = 0.02
+HALTED_S, HUNG_S = GRACE_S + 1.0, GRACE_S + 10.0
+"""When, after a stop, the zygote is taken for halted, and for hung."""
 IDLE_S = float(os.environ.get("GDLAB_ZYGOTE_IDLE_S", "inf"))
 """After how many seconds without a run the zygote leaves, to free its memory."""
 
@@ -137,8 +139,18 @@ class Launcher:
                 supervision.run._message = f"starting: loading PyTorch ({time.monotonic() - self._link.started:.0f} s)"
             if self._try(supervision, supervision.tick):
                 self._drop(name)
+            elif self._link and supervision.asked_to_stop:
+                self._see_that_it_stops(supervision.stopping_s)
         if idles and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
             self._lose_link()
+
+    def _see_that_it_stops(self, stopping_s: float) -> None:
+        """Wake, and in the end replace, a zygote that does not do what is needed for a stop."""
+        assert self._link is not None
+        if stopping_s > HALTED_S:
+            self._link.resume()
+        if stopping_s > HUNG_S:
+            self._link.kill()
 
     def _take(self) -> None:
         while not self._inbox.empty():
@@ -196,7 +208,11 @@ class Launcher:
     def _zygote_is_gone(self) -> None:
         said = self._lose_link()
         last = said.splitlines()[-1] if said else "it was killed"
-        for supervision in [*self._active.values()]:
+        for name, supervision in [*self._active.items()]:
+            if supervision.asked_to_stop:
+                supervision._end("stopped", "stop")
+                self._drop(name)
+                continue
             self._abandon(supervision, f"The process that starts workers ended ({last}): launch again.")
 
     def _lose_link(self) -> str:

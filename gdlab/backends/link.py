@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 
 import gdlab
 
+PATIENCE_S = 5.0
+"""How long the zygote may not read what it is sent."""
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 
 
@@ -40,12 +43,23 @@ class ZygoteLink:
         self.started = time.monotonic()
         self.facts: dict[str, Any] | None = None
         self._received = b""
+        self.channel.settimeout(PATIENCE_S)
 
     def send(self, request: dict[str, Any]) -> None:
         try:
             self.channel.sendall(json.dumps(request).encode() + b"\n")
+        except TimeoutError:
+            self.kill()  # It reads no more, and half a request is no request.
         except OSError:
             pass  # Its end is seen, and told, by the next read.
+
+    def kill(self) -> None:
+        """End the zygote, and with it every process that it has started."""
+        self._process.kill()
+
+    def resume(self) -> None:
+        """Let the zygote go on where somebody has halted it (SIGSTOP)."""
+        self._process.send_signal(signal.SIGCONT)
 
     def receive(self) -> list[dict[str, Any]] | None:
         """Return the messages that have come, or None if the zygote is gone."""

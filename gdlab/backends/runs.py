@@ -14,9 +14,12 @@ from typing import Any
 from gdlab.backends.failures import Failure, RankFailed, RemoteError
 from gdlab.backends.heart import Heart
 from gdlab.experiment import Experiment
+from gdlab.part import ExperimentError
 from gdlab.trace import Trace, TraceError
 
 BAR = 20
+RUN_FILES = ("run.json", "heart.bin", "events-*.bin", "path.*", "local-*", "losses.bin", "updates.bin",
+             "exponents-*.bin", "surface-*.npz", "final.json", "failure-*.json")
 ENDED = ("done", "stopped", "failed")
 
 
@@ -118,16 +121,23 @@ class Run:
         return self.trace
 
 
+def taken(folder: Path) -> FileExistsError:
+    """Return what to raise where a folder holds a run."""
+    return FileExistsError(f"{folder} already holds a run, or what is left of one: choose another folder.")
+
+
 def new_folder(folder: str | Path | None, label: str) -> Path:
     """Make the folder of a run: the given one, or a new one below $GDLAB_RUNS, ./runs or the temporary folder.
 
-    Raises FileExistsError for a folder that already holds a run.
+    Raises FileExistsError for a folder that already holds a run, or what is left of one.
     """
     if folder is not None:
+        if folder == "":
+            raise ExperimentError('folder = "" cannot be: give a name, or None for a new one.')
         path = Path(folder).absolute()
-        if (path / "run.json").exists():
-            raise FileExistsError(f"{path} already holds a run: choose another folder.")
         path.mkdir(parents=True, exist_ok=True)
+        if any(file for pattern in RUN_FILES for file in path.glob(pattern)):
+            raise taken(path)
         return path
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{uuid.uuid4().hex[:4]}"
     for root in (os.environ.get("GDLAB_RUNS") or "runs", Path(tempfile.gettempdir(), f"gdlab-runs-{os.getuid()}")):

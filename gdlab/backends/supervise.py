@@ -58,6 +58,11 @@ class Supervision:
     def asked_to_stop(self) -> bool:
         return self.run._stop_asked_at is not None
 
+    @property
+    def stopping_s(self) -> float:
+        """For how many seconds the stop has been asked for."""
+        return 0.0 if self.run._stop_asked_at is None else time.monotonic() - self.run._stop_asked_at
+
     def request(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return what the zygote is asked."""
         self._started = True
