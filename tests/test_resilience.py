@@ -15,10 +15,13 @@ from processes import PATIENCE_S, alive, play, until
 
 import gdlab as gd
 import gdlab.backends
-from gdlab.backends import launcher
+from gdlab.backends import launcher, limits, virtual
+from gdlab.backends.failures import of_exit
 from gdlab.backends.launcher import Launcher, current_launcher
+from gdlab.backends.limits import Limits
 from gdlab.backends.runs import Run
 from gdlab.backends.supervise import Supervision
+from gdlab.backends.virtual import simulate
 from gdlab.trace import TraceError
 
 TWO = gd.Experiment(problem=gd.Quadratic(), workers=2)
@@ -173,3 +176,39 @@ def test_a_stop_reaches_its_processes_though_the_zygote_is_halted(monkeypatch):
     finally:
         os.kill(zygote, signal.SIGCONT)
     assert current_launcher()._link._process.pid == zygote
+
+
+@pytest.mark.parametrize("end", [{"seconds": 1.0}, {"target_loss": -1.0}, {"seconds": 1.0, "target_loss": -1.0}])
+def test_a_run_whose_end_never_comes_ends_at_the_most_updates_there_may_be(monkeypatch, end, tmp_path: Path):
+    monkeypatch.setattr(limits, "MAX_UPDATES", 50)
+    trace = simulate(TWO.replace(updates=None, compute_time=0.0, strategy="async", **end), tmp_path)
+    assert trace.ended["reason"] == "updates" and trace.path_versions[-1] == 50
+
+
+def test_the_limits_are_the_experiments_own_or_the_largest_there_are():
+    most = limits.MAX_UPDATES, limits.MAX_SECONDS
+    assert Limits.of(TWO.replace(updates=5)) == (5, float("inf"))
+    assert Limits.of(TWO.replace(updates=5, seconds=2.0)) == (5, 2.0)
+    assert Limits.of(TWO.replace(updates=None, seconds=2.0)) == (most[0], 2.0)
+    assert Limits.of(TWO.replace(updates=None, target_loss=0.1)) == most
+
+
+def test_many_workers_that_start_at_once_do_not_hold_up_a_stop(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(virtual, "LOOK_EVERY", 10)
+    monkeypatch.setattr(virtual, "LOOK_S", 0.0)
+    looks = []
+    simulation = virtual.Simulation(TWO.replace(workers=40, strategy="async"), tmp_path, lambda: looks.append(1))
+    for rank in range(40):
+        simulation._begin(rank, 0.0)
+    assert len(looks) == 4
+
+
+def test_a_target_that_the_start_meets_needs_no_update(tmp_path: Path):
+    trace = simulate(TWO.replace(target_loss=1e9), tmp_path)
+    assert trace.ended["reason"] == "target_loss" and trace.path_versions.tolist() == [0] and not len(trace.applied)
+    assert trace.summary()["updates"] == 0
+
+
+def test_an_error_that_a_full_disk_swallows_says_so(tmp_path: Path):
+    told = of_exit(tmp_path, "rank", 1, 2, "computing step 5").sentence()
+    assert told.startswith("Rank 1 stopped with an error that could not be written to the run's folder (is the disk")

@@ -1,7 +1,7 @@
 """The evaluator: follows a run's path and measures the full objective along it and around it.
 
-It runs beside the run at a low priority and reads nothing but the run's folder, so it can be late, stopped or killed
-without any effect on the descent.
+It runs beside the run at a low priority and reads nothing but the run's folder, so it can be late without any effect on
+the descent. Like every process of a run it may not fail: a run whose evaluator dies has failed, and its trace stays.
 """
 
 from __future__ import annotations

@@ -132,6 +132,9 @@ def of_exit(folder: str | Path, role: str, index: int, code: int, where: str = "
             what = f"signal {-code}"
         return Failure(role, index, "signal", what, where)
     told = read_failure(folder, f"{role}{index}")
+    if told is None and code == 2:
+        what = "an error that could not be written to the run's folder (is the disk full?)"
+        return Failure(role, index, "exception", what, where)
     if told is None:
         return Failure(role, index, "exception", f"exit code {code} and no error", where)
     message = told["message"].splitlines()[0][:300].rstrip(".") if told["message"] else ""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from gdlab.backends.heart import Slot
     from gdlab.backends.zygote import Job
 
+PATIENCE = timedelta(days=7)
+"""A rank may wait for another's step for as long as it lasts: who is silent is told by the heartbeat, not here."""
+
 _SUM, _MAX = 1, 2
 _DTYPES = {torch.float64: 1, torch.float32: 2, torch.float16: 3, torch.bfloat16: 4}
 
@@ -26,13 +29,12 @@ class Group:
         self._slot, self._device = slot, device
         if self.size == 1:
             return
-        timeout = timedelta(seconds=job.timeout_s)
         try:
-            store = dist.TCPStore("127.0.0.1", job.port, self.size, is_master=job.listen is not None, timeout=timeout,
+            store = dist.TCPStore("127.0.0.1", job.port, self.size, is_master=job.listen is not None, timeout=PATIENCE,
                                   wait_for_workers=False, master_listen_fd=job.listen)
             # Two runs never join, even where one would come across the other's store.
             dist.init_process_group(job.options["group_backend"], store=dist.PrefixStore(job.run, store),
-                                    rank=job.index, world_size=self.size, timeout=timeout)
+                                    rank=job.index, world_size=self.size, timeout=PATIENCE)
         except (RuntimeError, OSError) as error:
             raise _lost(error, "the ranks could not meet") from error
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from gdlab.backends.heart import Heart, Slot
+from gdlab.backends.limits import Limits
 from gdlab.experiment import Experiment
 from gdlab.parts import LocalSGD
 
@@ -21,7 +22,7 @@ class Pace:
         self._draw = experiment.times.draw if experiment.compute_time is not None else None
         self._period = experiment.strategy.period if isinstance(experiment.strategy, LocalSGD) else 1
         self._stretch = max(experiment.speeds or (1.0,)) / experiment.speed(rank)
-        self._limit_s = experiment.seconds if experiment.seconds is not None else float("inf")
+        self._limit_s = Limits.of(experiment).seconds
 
     def due(self, step: int, start: float) -> float:
         """Return when the step that began at `start` and was computed just now is over; count an overrun.

@@ -11,6 +11,7 @@ import torch
 from gdlab.backends.failures import PeerLost
 from gdlab.backends.group import Group
 from gdlab.backends.heart import Heart, Slot
+from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
 from gdlab.backends.pace import Pace
 from gdlab.backends.roles import experiment_of, path_format
@@ -87,7 +88,8 @@ class Rank:
         self.slot.enter("ready")
         t0 = group.latest(time.monotonic())
         self.heart.t0 = t0
-        limit = t0 + experiment.seconds if experiment.seconds is not None else math.inf
+        limits = Limits.of(experiment)
+        limit = t0 + limits.seconds
         reason, step = "", 0
         buffer: torch.Tensor | None = None
         while not reason:
@@ -113,7 +115,7 @@ class Rank:
             now = time.monotonic() - t0
             if applied.skipped and experiment.nonfinite_rule == "stop":
                 reason = "nonfinite"
-            elif experiment.updates is not None and applied.version >= experiment.updates:
+            elif applied.version >= limits.updates:
                 reason = "updates"
             _write(events, push, start - t0, computed - t0, applied.version, now, math.nan if reason else now,
                    applied.clip_scale, applied.lost_fraction)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from gdlab.backends.failures import PeerLost
 from gdlab.backends.heart import Heart
+from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, READY, STOP, Channel, Message
+from gdlab.backends.pace import SLICE_S
 from gdlab.backends.roles import experiment_of, path_format
 from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
@@ -57,6 +59,7 @@ class Server:
         self._poll = select.poll()
         for descriptor in self._ranks:
             self._poll.register(descriptor, select.POLLIN)
+        self.limits = Limits.of(experiment)
         self._costs = Costs.of(experiment, self.problem.size)
         self._received: dict[PushKey, Step] = {}
         self._last: list[Step | None] = [None] * experiment.workers
@@ -72,12 +75,11 @@ class Server:
         self._meet()
         for rank in self.machine.start():
             self._let_read(rank)
-        limit = self.experiment.seconds if self.experiment.seconds is not None else math.inf
         while not self.reason:
             self.slot.enter("waiting", version=self.store.version)
             ready = self._poll.poll(WAIT_MS)
             self.slot.enter("computing", self.store.version, self.store.version)
-            self._look(limit)
+            self._look()
             # At one instant: in rank order, and whoever a push releases reads before the next is served.
             for rank in sorted(self._ranks[descriptor] for descriptor, _ in ready):
                 if not self.reason:
@@ -97,12 +99,12 @@ class Server:
         self.t0 = max(*ready, time.monotonic())
         self.heart.t0 = self.t0
 
-    def _look(self, limit: float) -> None:
+    def _look(self) -> None:
         if self.heart.stop:
             self.reason = "stop"
         elif self.heart.target_reached:
             self.reason = "target_loss"
-        elif time.monotonic() - self.t0 >= limit:
+        elif time.monotonic() - self.t0 >= self.limits.seconds:
             self.reason = "seconds"
 
     def _receive(self, rank: int) -> Message:
@@ -121,10 +123,11 @@ class Server:
                 step.released_s = time.monotonic() - self.t0
             self._write(step)
             return
-        if self._costs.server_s:
-            time.sleep(self._costs.server_s)
         key = (rank, message.step)
         self._received[key] = step
+        self._work(self._costs.server_s)
+        if self.reason:
+            return  # While it was being served.
         decision = self.machine.push(rank, message.step, message.version)
         applied = self._apply(decision) if decision.apply else None
         for dropped in decision.dropped:
@@ -134,6 +137,14 @@ class Server:
         if applied is not None:
             for key, staleness in zip(decision.apply, decision.staleness, strict=True):
                 self._write(self._received.pop(key), applied, staleness)
+
+    def _work(self, seconds: float) -> None:
+        """Let the time of serving a push go by, alive and open to the run's end."""
+        until = time.monotonic() + seconds
+        while not self.reason and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, SLICE_S))
+            self.slot.beat()
+            self._look()
 
     def _step(self, rank: int, message: Message) -> Step:
         push = Push(rank, message.step, message.version, message.tensor, message.loss, message.grad_norm,
@@ -147,7 +158,7 @@ class Server:
         now = time.monotonic() - self.t0
         if applied.skipped and self.experiment.nonfinite_rule == "stop":
             self.reason = "nonfinite"
-        elif self.experiment.updates is not None and applied.version >= self.experiment.updates:
+        elif applied.version >= self.limits.updates:
             self.reason = "updates"
         return applied, now
 

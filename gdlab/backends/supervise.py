@@ -141,7 +141,10 @@ class Supervision:
                    if self._slots[name].phase != "communicating" and ages[name] > self._limit(name)]
         if not guilty and silent:
             # All sit in a collective: who is behind the others, or came with something else?
-            guilty = self._behind([name for name in silent if self._slots[name].phase == "communicating"])
+            inside = [name for name in silent if self._slots[name].phase == "communicating"]
+            guilty = self._behind(inside)
+            if not guilty and len(inside) == self.run.experiment.workers:
+                guilty = inside  # Nobody is late, and yet nobody comes out.
         if guilty:
             self._silent(guilty[0], now)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gdlab import formats, theory
+from gdlab.backends.limits import Limits
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.strategies import Decision, PushKey, machine
@@ -30,6 +31,10 @@ LOCAL_PATHS = 16
 
 LOOK_S = 0.05
 """Wall seconds between two looks at the stop flag; also the longest time that a row waits in a buffer."""
+
+
+LOOK_EVERY = 1000
+"""So many steps begin, at most, between two looks: where many workers are released at once."""
 
 
 def message_bytes(format: str) -> float:
@@ -96,7 +101,8 @@ class Simulation:
         self.machine = machine(exp.strategy, exp.workers)
         self.costs = Costs.of(exp, self.problem.size)
         self.local_steps = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 0
-        self.limit_s = math.inf if exp.seconds is None else exp.seconds
+        self.limits = Limits.of(exp)
+        self.limit_s = self.limits.seconds
         self.events = EventWriter(folder, "virtual", buffer=BUFFER)
         dtype = "float64" if exp.precision.weights == "fp64" else "float32"
         self.path = PathWriter(folder, self.problem.size, dtype, exp.updates, buffer=BUFFER)
@@ -117,6 +123,7 @@ class Simulation:
         self._count = [0] * exp.workers
         self._current: list[Step | None] = [None] * exp.workers
         self._received: dict[PushKey, Step] = {}
+        self._begun = 0
         self._instant = (0.0, 0)
         self._server_free_s = 0.0
         self._next_look = 0.0
@@ -124,6 +131,8 @@ class Simulation:
     def run(self) -> str:
         """Run to whatever ends it first and return the reason: updates, seconds, target_loss, nonfinite or stop."""
         self.path.append(0, self.store.params)
+        if self._on_target():
+            self.reason = "target_loss"
         for rank in self.machine.start():
             self._begin(rank, 0.0)
         while not self.reason:
@@ -156,6 +165,9 @@ class Simulation:
         step = self._current[rank] = Step(rank, number, start_s, computed_s, self.store.read(rank))
         instant, priority = self._instant
         heapq.heappush(self._heap, (computed_s, priority + 1 if computed_s == instant else 0, rank, number, step))
+        self._begun += 1
+        if self._begun % LOOK_EVERY == 0:
+            self._look()
 
     def _serve(self, step: Step, served_s: float) -> None:
         """Hand a push to the strategy and do what it decides."""
@@ -185,10 +197,14 @@ class Simulation:
         exp = self.exp
         if applied.skipped and exp.nonfinite_rule == "stop":
             self.reason = "nonfinite"
-        elif exp.target_loss is not None and self.problem.objective(self.store.params) <= exp.target_loss:
+        elif self._on_target():
             self.reason = "target_loss"
-        elif exp.updates is not None and applied.version >= exp.updates:
+        elif applied.version >= self.limits.updates:
             self.reason = "updates"
+
+    def _on_target(self) -> bool:
+        target = self.exp.target_loss
+        return target is not None and self.problem.objective(self.store.params) <= target
 
     def _release(self, decision: Decision, go_s: float) -> None:
         """Let the released workers go on at `go_s`; the cancelled ones give up what they are doing."""
@@ -257,6 +273,7 @@ class Simulation:
                 if step.computed_s <= end_s and not step.cancelled:
                     self._compute(step)
                     self._write(step)
+                    self._look()
         for writer in (self.events, self.exponents, self.updates, *self.local_paths):
             writer.close()
         self.path.finish(self.store.version, self.store.params)
