@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -12,7 +13,14 @@ from pydantic.fields import FieldInfo
 
 
 class ExperimentError(ValueError):
-    """Say in one sentence which field of an experiment cannot be, what was given, and what is allowed."""
+    """Say in one sentence which field of an experiment cannot be, what was given, and what is allowed.
+
+    `faults` has such a sentence for each wrong field, by its name ("workers", "optimizer.lr").
+    """
+
+    def __init__(self, message: str = "", faults: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.faults = dict(faults or {})
 
 
 def knob(default: Any = ..., *, label: str, help: str, unit: str = "", group: str = "more", **bounds: Any) -> Any:
@@ -54,7 +62,8 @@ class Part(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise ExperimentError(explain(error, type(self))) from None
+            faults = explain(error, type(self))
+            raise ExperimentError(summed_up(faults), faults) from None
         except RecursionError:
             raise ExperimentError(f"{type(self).__name__}: a value is nested too deeply to be read.") from None
 
@@ -114,43 +123,71 @@ def _allowed(field: FieldInfo | None) -> str:
     return f"it must be {what}"
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value as a sentence has it: numbers, also those that were typed, without quotes."""
     try:
-        text = repr(value)
+        text = str(value) if _is_number(value) else repr(value)
     except RecursionError:
         return "..."
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def explain(error: ValidationError, cls: type[BaseModel]) -> str:
-    """Turn pydantic's report into one sentence that names the field, the value and what is allowed."""
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    steps = list(first["loc"])
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False
+
+
+def _cannot_be(where: str, value: Any) -> str:
+    empty = isinstance(value, str) and not value.strip()
+    return f"{where} is empty" if empty else f"{where} = {shown(value)} cannot be"
+
+
+def summed_up(faults: Mapping[str, str]) -> str:
+    """Return the first fault's sentence and how many others there are."""
+    first, others = next(iter(faults.values()), ""), len(faults) - 1
+    return first + (f" ({others} more {'field is' if others == 1 else 'fields are'} wrong too.)" if others > 0 else "")
+
+
+def explain(error: ValidationError, cls: type[BaseModel]) -> dict[str, str]:
+    """Turn pydantic's report into one sentence a field that names the field, the value and what is allowed."""
+    faults: dict[str, str] = {}
+    for found in error.errors(include_url=False):
+        name = str(found["loc"][0]) if found["loc"] else ""
+        inner = getattr(found.get("ctx", {}).get("error"), "faults", None)
+        if inner:  # of a part of the experiment, which has judged itself
+            for field, sentence in inner.items():
+                faults.setdefault(f"{name}.{field}" if name else field, f"{name}: {sentence}" if name else sentence)
+        else:
+            faults.setdefault(name, _explain(found, cls))
+    return faults
+
+
+def _explain(found: Any, cls: type[BaseModel]) -> str:
+    steps = list(found["loc"])
     field = cls.model_fields.get(str(steps[0])) if steps else None
     if field is None and steps:
         field = next((f for f in cls.model_fields.values() if f.alias == steps[0]), None)
     where = ".".join(str(step) for step in steps if isinstance(step, int) or (str(step).isidentifier()
                      and not str(step)[0].isupper() and str(step) not in ("int", "float", "str", "bool")))
-    kind, given = first["type"], first.get("input")
-    others = len({e["loc"][:1] for e in errors}) - 1
-    more = f" ({others} more {'field is' if others == 1 else 'fields are'} wrong too.)" if others else ""
+    kind, given = found["type"], found.get("input")
     if kind == "extra_forbidden":
-        return _unknown(str(steps[-1]), cls) + more
+        return _unknown(str(steps[-1]), cls)
     if kind == "missing":
-        return f"{cls.__name__} needs a value for {where}.{more}"
+        return f"{cls.__name__} needs a value for {where}."
     if kind == "value_error":
-        message = str(first["ctx"]["error"])
-        return (f"{where}: {message}" if where else message).rstrip(".") + "." + more
+        message = str(found["ctx"]["error"])
+        return (f"{where}: {message}" if where else message).rstrip(".") + "."
     if kind.startswith("union_tag"):
-        tags = first["ctx"].get("expected_tags", "") if "ctx" in first else ""
-        return f"{where} = {_show(given)} is not known: it must be one of {tags or 'the known kinds'}.{more}"
+        tags = found["ctx"].get("expected_tags", "") if "ctx" in found else ""
+        return f"{where} = {shown(given)} is not known: it must be one of {tags or 'the known kinds'}."
     if kind == "literal_error":
-        return f"{where} = {_show(given)} is not known: it must be {first['ctx']['expected']}.{more}"
+        return f"{where} = {shown(given)} is not known: it must be {found['ctx']['expected']}."
     numeric = ("greater_than", "less_than", "int_", "float_", "finite_number")
     if kind.startswith(numeric):
-        allowed = _allowed(field) if len(steps) <= 2 else first["msg"].lower()
+        allowed = _allowed(field) if len(steps) <= 2 else found["msg"].lower()
         if kind == "finite_number":
             allowed = allowed.replace("a number", "a finite number")
-        return f"{where} = {_show(given)} cannot be: {allowed}.{more}"
-    return f"{where} = {_show(given)} cannot be: {first['msg'][0].lower()}{first['msg'][1:]}.{more}"
+        return f"{_cannot_be(where, given)}: {allowed}."
+    return f"{_cannot_be(where, given)}: {found['msg'][0].lower()}{found['msg'][1:]}."

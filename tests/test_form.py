@@ -82,6 +82,30 @@ def test_a_bad_text_gives_one_sentence_at_its_control_and_loses_nothing(path: st
     assert form.experiment == gd.Experiment(seed=3)
 
 
+def test_each_of_several_bad_texts_is_marked_with_its_own_sentence() -> None:
+    form = Form(gd.Experiment())
+    bad = {"workers": "0", "optimizer.lr": "-1", "optimizer.momentum": "much", "slow": "0", "updates": "",
+           "batch_size": "1.5", "seed": "x"}
+    for path, text in bad.items():
+        form.set(path, text)
+    form.set("updates", "0")
+    errors = {path: row.error for path, row in shown(form).items() if row.error}
+    assert set(errors) == set(bad) and len(set(errors.values())) == len(bad)
+    assert errors["workers"] == "workers = 0 cannot be: it must be a whole number from 1 to 100,000."
+    assert errors["slow"] == "The last worker cannot be 0 times slower: it must be a number from 1 to 1,000."
+    assert errors["optimizer.momentum"].startswith("optimizer: momentum = 'much' cannot be")
+    assert form.error == f"{errors['slow']} (6 more fields are wrong too.)"
+    for path in bad:
+        form.set(path, shown(Form(gd.Experiment()))[path].text)
+    assert form.error == "" and not any(row.error for row in form.rows)
+
+
+def test_an_empty_text_is_called_empty() -> None:
+    form = Form(gd.Experiment())
+    form.set("workers", " ")
+    assert form.error == "workers is empty: it must be a whole number from 1 to 100,000."
+
+
 @given(st.sampled_from([row.path for row in Form(gd.Experiment()).rows]), st.text(max_size=12))
 def test_no_text_whatever_breaks_the_form(path: str, text: str) -> None:
     form = Form(gd.Experiment())

@@ -71,7 +71,7 @@ const controls = (row, send, id) => {
     if (toggle) toggle.checked = !off;
     if (slider) {
       slider.disabled = off;
-      slider.value = toSlider(next.scale, Number(off ? next.when_on : next.text));
+      if (!next.error) slider.value = toSlider(next.scale, Number(off ? next.when_on : next.text));
       slider.setAttribute("aria-valuetext", off ? next.when_off : `${next.text} ${next.unit}`);
     }
   };

@@ -11,7 +11,7 @@ import traitlets
 from gdlab.experiment import MAX_WORKERS, Experiment
 from gdlab.panel import fields
 from gdlab.panel.widget import PanelWidget, at_once, script
-from gdlab.part import ExperimentError
+from gdlab.part import ExperimentError, shown, summed_up
 from gdlab.parts import Clip, Precision
 
 MAX_SLOWDOWN = 1000.0
@@ -59,13 +59,13 @@ class Form:
     def experiment(self) -> Experiment:
         """The experiment that the controls describe; raises ExperimentError with the sentence that is on the page."""
         if self._errors:
-            raise ExperimentError(next(iter(self._errors.values())))
+            raise ExperimentError(self.error, self._errors)
         return self._experiment
 
     @property
     def error(self) -> str:
         """Why the controls describe no experiment, or ""."""
-        return next(iter(self._errors.values()), "")
+        return summed_up(self._errors)
 
     @property
     def rows(self) -> list[fields.Row]:
@@ -223,7 +223,7 @@ class Form:
     def _judge(self) -> None:
         self._errors = {}
         if self._draft[fields.SLOW].strip() and self._slowdown() is None:
-            self._errors[fields.SLOW] = (f"Last worker is {self._draft[fields.SLOW]!r} times slower cannot be: "
+            self._errors[fields.SLOW] = (f"The last worker cannot be {shown(self._draft[fields.SLOW])} times slower: "
                                          f"it must be a number from 1 to {MAX_SLOWDOWN:,.0f}.")
         try:
             data: dict[str, Any] = fields.data_of(self._draft)
@@ -232,11 +232,13 @@ class Form:
                 data["problem"] = self._base.problem  # a function from a cell lives in the object, not in its texts
             self._experiment = Experiment(**data, faults=self._base.faults)
         except ExperimentError as error:
-            self._errors[self._place(str(error))] = str(error)
+            for name, sentence in (error.faults or {"": str(error)}).items():
+                self._errors.setdefault(self._place(name, sentence) or name, sentence)
 
-    def _place(self, sentence: str) -> str:
+    def _place(self, name: str, sentence: str) -> str:
         found = re.match(r"(\w+)(?:(?:\.|: )([a-z]\w*))?", sentence)
         names = [] if found is None else [f"{found.group(1)}.{found.group(2)}", found.group(1)]
+        names = [name] * ("." in name) + names + [name.partition(".")[0]]
         return next((name for name in names if any(row.path == name for row in self.rows)), "")
 
     def _publish(self) -> None:

@@ -115,12 +115,21 @@ def test_bad_texts_are_explained_and_nothing_is_lost(page: Any, dashboard: Serve
     set_knob(page, "Learning rate", "0.05")
     for text in ("abc", "-1", "1000000000", "1.5", "0"):
         set_knob(page, "Workers", text)
-        wait_until(lambda text=text: f"'{text}' cannot be" in status(page), 10, f"workers {text} is explained")
+        said = "'abc'" if text == "abc" else text
+        wait_until(lambda said=said: f"workers = {said} cannot be" in status(page), 10, f"{text} is explained")
         assert "whole number from 1 to 100,000" in status(page) and knob(page, "Workers").input_value() == text
     press(page, "Run")
     wait_until(lambda: "Not started" in status(page), 10, "Run is refused")
     assert knob(page, "Workers").get_attribute("aria-invalid") == "true"
     assert knob(page, "Learning rate").input_value() == "0.05"
+    slider = page.get_by_label("Learning rate, slider")
+    before = slider.input_value()
+    set_knob(page, "Learning rate", "fast")
+    wait_until(lambda: "1 more field is wrong too" in status(page), 10, "both are counted")
+    for label in ("Workers", "Learning rate"):
+        assert knob(page, label).get_attribute("aria-invalid") == "true", "each wrong field is marked"
+    assert slider.input_value() == before, "a slider stays where it was"
+    set_knob(page, "Learning rate", "0.05")
     set_knob(page, "Workers", "2")
     wait_until(lambda: "2 real worker processes" in status(page), 10, "a good text mends it")
     assert not dashboard.workers() or not ranks(dashboard)
