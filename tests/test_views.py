@@ -206,6 +206,15 @@ def test_a_logarithmic_axis_over_many_decades_is_given_more_labels(decades, most
     assert style.log_axis()["nticks"] == 3
 
 
+def test_a_loss_that_grows_over_many_decades_is_given_more_labels_while_it_runs(asynchronous):
+    view = live.make(["loss"], asynchronous.experiment, {})["loss"]
+    losses = np.array([(0, 1.0), (1, 5.0)], [("version", "i8"), ("loss", "f8")])
+    none = dict(pushes=np.empty(0, PUSH), losses=losses)
+    assert not any("nticks" in op.get("layout", {}).get("yaxis", {}) for op in view.update(SimpleNamespace(**none)))
+    losses = np.array([(2, 4000.0)], losses.dtype)
+    assert view.update(SimpleNamespace(**none | {"losses": losses}))[-1]["layout"]["yaxis"]["nticks"] == 4
+
+
 def test_a_lone_worker_is_not_called_workers():
     assert "updates of 1 worker." in _sentence(SimpleNamespace(experiment=gd.Experiment(workers=1)),
                                                np.zeros(1), np.zeros(1), np.array([5]))

@@ -128,6 +128,7 @@ class LossLines:
         self._waiting = np.empty((2, 0))  # losses of later versions
         self._latest, self._log, self._empty, self._bad = -np.inf, True, True, ""
         self._base = base(clock, [environment], [""])
+        self._span, self._labels = (np.inf, -np.inf), self._base.layout.yaxis.nticks
 
     def figure(self) -> go.Figure:
         """Return the figure before the first update."""
@@ -137,7 +138,7 @@ class LossLines:
         """Return the chart operations for what is new."""
         ops: list[dict[str, Any]] = []
         x, y = batch_points(chunk.pushes, self._clock)
-        lowest = [y.min(initial=np.inf)]
+        heights = [y]
         ops += extend(0, *self._points.add(x, y))
         if self._clock == "seconds":
             applied = chunk.pushes[chunk.pushes["version"] > 0]
@@ -150,7 +151,7 @@ class LossLines:
         at = self._seconds(versions) if self._clock == "seconds" else versions
         keep = np.isfinite(losses) & np.isfinite(at)
         at, losses = at[keep], losses[keep]
-        lowest += [losses.min(initial=np.inf)]
+        heights += [losses]
         if at.size:
             in_order = at[0] >= self._latest and bool(np.all(np.diff(at) >= 0.0))
             self._latest = max(self._latest, at.max())
@@ -159,7 +160,7 @@ class LossLines:
                 self._line.kept = self._line.kept[:, np.argsort(self._line.kept[0], kind="stable")]
                 whole, columns = True, self._line.kept
             ops += extend(1, whole, columns)
-        return ops + self._layout(min(lowest), bad)
+        return ops + self._layout(np.concatenate(heights), bad)
 
     def _with_time(self, versions: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Hold back the losses of versions whose time is not known yet."""
@@ -174,13 +175,19 @@ class LossLines:
         known, seconds = np.append(0.0, self._times.kept[0][order]), np.append(0.0, self._times.kept[1][order])
         return np.interp(versions, known, np.maximum.accumulate(seconds))
 
-    def _layout(self, lowest: float, bad: str) -> list[dict[str, Any]]:
+    def _layout(self, heights: np.ndarray, bad: str) -> list[dict[str, Any]]:
         changes: dict[str, Any] = {}
+        lowest = heights.min(initial=np.inf)
+        self._span = min(self._span[0], lowest), max(self._span[1], heights.max(initial=-np.inf))
         if self._empty and np.isfinite(lowest):
             changes.update(style.filled())
         if self._log and lowest <= 0.0:
             self._log = False
             changes["yaxis"] = {"type": "linear", "showticklabels": True}
+        labels = style.log_axis(self._span)["nticks"]
+        if self._log and labels != self._labels:
+            self._labels = labels
+            changes["yaxis"] = {**changes.get("yaxis", {}), "nticks": labels}
         if bad and not self._bad:
             self._bad = bad
             changes.update(style.remark(self._base, bad))

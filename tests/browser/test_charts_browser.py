@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
+import plotly
 import pytest
 from servers import Server, serving, wait_until
+
+from gdlab.views import style
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -61,6 +65,12 @@ ENDED = """([charts, points]) => {
 }"""
 
 
+LABELS = """(axes) => axes.map((yaxis) => {
+  Plotly.react("chart", [{ x: [0, 1], y: [1, 2] }], { margin: { t: 76, b: 44 }, yaxis });
+  return [...document.querySelectorAll(".ytick text")].filter((text) => text.textContent).length;
+})"""
+
+
 @pytest.fixture(scope="module")
 def notebooks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("charts")
@@ -91,6 +101,20 @@ def errors(page: Any) -> list[str]:
 
 def wait_for_the_end(page: Any, timeout_s: float = 90.0) -> None:
     page.wait_for_function(ENDED, arg=[CHARTS, FRAMES * POINTS], timeout=1000 * timeout_s)
+
+
+def test_a_logarithmic_axis_has_two_to_eight_labels_whatever_it_spans(page: Any) -> None:
+    page.set_content("<div id=chart style='width: 400px; height: 400px'></div>")
+    page.add_script_tag(path=Path(plotly.__file__).with_name("package_data") / "plotly.min.js")
+    spans = [(low, low + decades) for low in np.linspace(-3, 1, 9) for decades in np.geomspace(0.05, 9, 25)]
+    axes = [style.log_axis(np.power(10.0, span)) | {"range": padded(*span)} for span in spans]
+    counts = page.evaluate(LABELS, axes)
+    assert min(counts) >= 2 and max(counts) <= 8
+
+
+def padded(low: float, high: float) -> list[float]:
+    """Return the range that Plotly draws, a little wider than the data."""
+    return [low - (high - low) / 18, high + (high - low) / 18]
 
 
 def test_eight_charts_go_on_at_a_browser_that_is_four_times_slower(voila: Server, page: Any) -> None:
