@@ -17,7 +17,8 @@ import torch
 
 from gdlab.backends.surface import Surface
 from gdlab.descent.problems import build
-from gdlab.trace import LossWriter, path_dtype, write_json
+from gdlab.records import path_dtype
+from gdlab.trace import LossWriter, write_json
 
 if TYPE_CHECKING:
     from gdlab.descent.problems import Problem

@@ -133,7 +133,7 @@ def of_exit(folder: str | Path, role: str, index: int, code: int, where: str = "
         return Failure(role, index, "signal", what, where)
     told = read_failure(folder, f"{role}{index}")
     if told is None and code == 2:
-        what = "an error that could not be written to the run's folder (is the disk full?)"
+        what = "an error that could not be written to the run's folder (is the disk full, or the folder gone?)"
         return Failure(role, index, "exception", what, where)
     if told is None:
         return Failure(role, index, "exception", f"exit code {code} and no error", where)
