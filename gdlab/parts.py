@@ -190,8 +190,7 @@ class Async(Part):
 
     staleness_bound: int | None = knob(
         None, label="steps ahead of the slowest, at most", group="strategy", ge=0, le=1_000_000,
-        help="How many steps a worker may be ahead of the slowest (Ho et al. 2013), which bounds the workers' clocks, "
-             "not the staleness that is drawn; none: any")
+        help="Bounds the workers' step counts (Ho et al. 2013), not the staleness that is drawn; none: any")
     batch: int = knob(1, label="gradients per update", help="Gradients that are averaged into one update",
                       group="strategy", ge=1, le=100_000)
     correction: Literal["none", "inverse", "delay_compensation"] = knob(
