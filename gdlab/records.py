@@ -229,57 +229,11 @@ def _array(x: Any, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(x, dtype=dtype)
 
 
-def tail(file: Path, offset: int, itemsize: int) -> bytes:
-    """Return the whole records of a file from `offset` on; none where there is no file."""
-    try:
-        with open(file, "rb") as opened:
-            opened.seek(offset)
-            data = opened.read()
-    except FileNotFoundError:
-        return b""
-    return data[: len(data) - len(data) % itemsize]
-
-
-def as_pushes(records: np.ndarray) -> np.ndarray:
-    """Return records of an events file as rows of dtype PUSH."""
-    rows = np.empty(len(records), PUSH)
-    for name in PUSH.names or ():
-        rows[name] = records[name]
-    return rows
-
-
-def read_json(file: Path) -> dict[str, Any] | None:
-    """Return the content of a small JSON file; None where there is none, or none that can be read."""
-    try:
-        return json.loads(file.read_text())
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def read_surface(file: Path) -> dict[str, Any]:
-    """Return the arrays of one surface."""
-    with np.load(file, allow_pickle=False) as held:
-        return {name: held[name].item() if held[name].ndim == 0 else held[name] for name in held.files}
-
-
-def read_exponents(folder: Path) -> np.ndarray:
-    """Return the sampled gradients' exponents of a run, in order of (step, worker)."""
-    files = sorted(folder.glob("exponents-*.bin"))
-    rows = np.frombuffer(b"".join(tail(file, 0, EXPONENTS.itemsize) for file in files), EXPONENTS)
-    return rows[np.lexsort((rows["worker"], rows["step"]))]
-
-
 def underflow_share(exponents: np.ndarray) -> float:
     """Return the share of gradient values that a narrow format took to 0; NaN where that was not looked for."""
     rows = exponents[exponents["underflow"] >= 0]
     values = rows["counts"].sum(-1, dtype="i8") + rows["zeros"] + rows["nonfinite"]
     return float((rows["underflow"] / values).mean()) if len(rows) else math.nan
-
-
-def read_updates(folder: Path) -> np.ndarray:
-    """Return the sampled updates of a run, in order of version."""
-    dtype = updates_dtype((read_json(folder / "path.json") or {"parameters": 0})["parameters"])
-    return np.frombuffer(tail(folder / "updates.bin", 0, dtype.itemsize), dtype)
 
 
 def write_json(folder: str | Path, name: str, data: dict[str, Any]) -> None:

@@ -11,11 +11,28 @@ from typing import Any
 import numpy as np
 
 from gdlab.experiment import Experiment
+from gdlab.following import Chunk, Follower
 from gdlab.part import ExperimentError
+from gdlab.reading import (
+    TraceError,
+    as_pushes,
+    numbered,
+    possible,
+    read_events,
+    read_exponents,
+    read_json,
+    read_losses,
+    read_path,
+    read_run,
+    read_shape,
+    read_surface,
+    read_updates,
+    workers_of,
+)
 from gdlab.records import (
     EXPONENTS,
     KIND_PUSH,
-    LOSS,
+    KIND_RELEASE,
     PUSH,
     RECORD,
     EventWriter,
@@ -24,13 +41,6 @@ from gdlab.records import (
     LossWriter,
     PathWriter,
     UpdateWriter,
-    as_pushes,
-    path_dtype,
-    read_exponents,
-    read_json,
-    read_surface,
-    read_updates,
-    tail,
     underflow_share,
     write_json,
     write_run,
@@ -40,76 +50,6 @@ from gdlab.records import (
 __all__ = ["EXPONENTS", "PUSH", "Chunk", "EventWriter", "ExponentWriter", "Follower", "LocalPathWriter", "LossWriter",
            "PathWriter", "Trace", "TraceError", "UpdateWriter", "open_trace", "read_run", "write_json", "write_run",
            "write_surface"]
-
-
-class TraceError(ValueError):
-    """Say in one sentence why a folder cannot be read as a run."""
-
-
-def read_run(folder: str | Path) -> dict[str, Any]:
-    """Return the content of `run.json`; raises TraceError where there is none or it cannot be read."""
-    file = Path(folder) / "run.json"
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError:
-        raise TraceError(f"{folder} holds no run: it has no run.json.") from None
-    except ValueError as error:
-        raise TraceError(f"{file} is damaged ({error}): the run cannot be opened.") from None
-
-
-@dataclass
-class Chunk:
-    """Hold what is new since the last look: pushes and releases in order of arrival, path rows, losses, a surface."""
-
-    pushes: np.ndarray
-    releases: np.ndarray
-    path_versions: np.ndarray
-    path: np.ndarray
-    losses: np.ndarray
-    surface: dict[str, Any] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(len(self.pushes) or len(self.releases) or len(self.path_versions) or len(self.losses)
-                    or self.surface)
-
-
-class Follower:
-    """Follow the files of a run and hand over only what is new; costs as much as is new, however long the run."""
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self._offsets: dict[str, int] = {}
-        self._surface = ""
-
-    def _new(self, name: str, dtype: np.dtype) -> np.ndarray:
-        offset = self._offsets.get(name, 0)
-        data = tail(self.folder / name, offset, dtype.itemsize)
-        self._offsets[name] = offset + len(data)
-        return np.frombuffer(data, dtype)
-
-    def read(self) -> Chunk:
-        """Return what was appended since the last call."""
-        files = sorted(file.name for file in self.folder.glob("events-*.bin"))
-        records = [self._new(name, RECORD) for name in files]
-        rows = np.concatenate(records) if records else np.empty(0, RECORD)
-        shape = read_json(self.folder / "path.json")
-        path = self._new("path.bin", path_dtype(shape["parameters"], shape["dtype"])) if shape else None
-        pushed = rows["kind"] == KIND_PUSH
-        return Chunk(
-            pushes=as_pushes(rows[pushed]),
-            releases=as_pushes(rows[~pushed]),
-            path_versions=path["version"] if path is not None else np.empty(0, "<i8"),
-            path=path["x"] if path is not None else np.empty((0, 0)),
-            losses=self._new("losses.bin", LOSS),
-            surface=self._new_surface(),
-        )
-
-    def _new_surface(self) -> dict[str, Any] | None:
-        files = sorted(file.name for file in self.folder.glob("surface-*.npz"))
-        if not files or files[-1] == self._surface:
-            return None
-        self._surface = files[-1]
-        return read_surface(self.folder / files[-1])
 
 
 @dataclass
@@ -153,47 +93,56 @@ class Trace:
         """
         try:
             return self._cached("experiment", [self.folder / "run.json"], lambda: Experiment.from_json(
-                json.dumps(self._run["experiment"]), self.payload))
-        except (KeyError, ExperimentError) as error:
+                json.dumps(self._run.get("experiment")), self.payload))
+        except (ExperimentError, RecursionError) as error:
             raise TraceError(f"{self.folder}/run.json holds no experiment that can be read: {error}") from None
 
     @property
     def environment(self) -> dict[str, Any]:
         """Where it ran: backend, clock ("virtual" or "wall"), cores, ranks, threads, device, group backend."""
-        return self._run.get("environment", {})
+        return self._run["environment"]
 
     @property
     def ended(self) -> dict[str, Any] | None:
         """How it ended: `how` (done, stopped, failed), `reason`, counts; None while it runs or if it was killed."""
-        return self._run.get("ended")
+        return self._run["ended"]
 
     # ---- what happened ----
 
     @property
     def _events(self) -> list[Path]:
-        return sorted(self.folder.glob("events-*.bin"))
+        return sorted(file for file in self.folder.glob("events-*.bin") if file.is_file())
 
     @property
     def pushes(self) -> np.ndarray:
         """One row a push (dtype PUSH) in order of version; pushes that were never applied (version -1) come last."""
-        return self._cached("pushes", self._events, self._read_pushes)
+        return self._cached("pushes", self._events, self._read_pushes)[0]
 
-    def _read_pushes(self) -> np.ndarray:
-        parts = [np.frombuffer(tail(file, 0, RECORD.itemsize), RECORD) for file in self._events]
-        rows = np.concatenate(parts) if parts else np.empty(0, RECORD)
-        pushed = rows["kind"] == KIND_PUSH
-        pushes, releases = as_pushes(rows[pushed]), rows[~pushed]
+    @property
+    def impossible(self) -> int:
+        """How many records of the events were left out because no run can have written them."""
+        return self._cached("pushes", self._events, self._read_pushes)[1]
+
+    def _read_pushes(self) -> tuple[np.ndarray, int]:
+        files = self._events
+        records = read_events(files)
+        pushes, releases = (as_pushes(records, records["kind"] == kind) for kind in (KIND_PUSH, KIND_RELEASE))
+        workers = workers_of(self.folder)
+        good = [possible(rows, workers, len(records)) for rows in (pushes, releases)]
+        left_out = len(records) - sum(int(each.sum()) for each in good)
+        if left_out:
+            pushes, releases = pushes[good[0]], releases[good[1]]
         if len(releases) and len(pushes):
-            keys = pushes["worker"].astype("i8") << 40 | pushes["step"]
-            wanted = releases["worker"].astype("i8") << 40 | releases["step"]
-            order = np.argsort(keys, kind="stable")
-            at = np.clip(np.searchsorted(keys, wanted, sorter=order), 0, len(keys) - 1)
-            hit = keys[order[at]] == wanted
-            pushes["released_s"][order[at[hit]]] = releases["released_s"][hit]
+            keys, wanted = (rows["worker"].astype("i8") << 40 | rows["step"] for rows in (pushes, releases))
+            order, place = np.argsort(keys, kind="stable"), np.argsort(wanted, kind="stable")
+            keys, wanted = keys[order], wanted[place]  # Both in order: a search then runs along, and not to and fro.
+            at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            hit = keys[at] == wanted
+            pushes["released_s"][order[at[hit]]] = releases["released_s"][place[hit]]
         version = np.where(pushes["version"] < 0, np.iinfo("i8").max, pushes["version"])
-        # One file holds the order of arrival; several (one a rank) have only the order of ranks.
-        order = np.argsort(version, kind="stable") if len(parts) < 2 else np.lexsort((pushes["worker"], version))
-        return pushes[order]
+        if len(files) > 1:  # One file holds the order of arrival; several (one a rank) have only the order of ranks.
+            return pushes[np.lexsort((pushes["worker"], version))], left_out
+        return pushes if (version[1:] >= version[:-1]).all() else pushes[np.argsort(version, kind="stable")], left_out
 
     @property
     def applied(self) -> np.ndarray:
@@ -206,17 +155,10 @@ class Trace:
         """How many files end in the middle of a record: the mark of a process that was killed while it wrote."""
         return sum(file.stat().st_size % RECORD.itemsize > 0 for file in self._events)
 
-    def _records(self, name: str) -> np.ndarray | None:
-        shape = read_json(self.folder / f"{name}.json")
-        if shape is None:
-            return None
-        dtype = path_dtype(shape["parameters"], shape["dtype"])
-        return np.frombuffer(tail(self.folder / f"{name}.bin", 0, dtype.itemsize), dtype)
-
     @property
     def _path(self) -> np.ndarray | None:
         return self._cached("path", [self.folder / "path.json", self.folder / "path.bin"],
-                            lambda: self._records("path"))
+                            lambda: read_path(self.folder, "path"))
 
     @property
     def path(self) -> np.ndarray:
@@ -232,18 +174,20 @@ class Trace:
     def path_seconds(self) -> np.ndarray:
         """The time in seconds at which each row of `path` came to be; 0 for the start."""
         rows, versions = self.applied, self.path_versions
-        last = int(max(rows["version"].max(initial=0), versions.max(initial=0)))
-        when = np.full(last + 1, -np.inf)
-        np.maximum.at(when, rows["version"], rows["applied_s"])
-        when[0] = 0.0
-        when[np.isinf(when)] = np.nan
-        return when[versions]
+        if not len(rows):
+            return np.where(versions == 0, 0.0, np.nan)
+        first = np.flatnonzero(np.diff(rows["version"], prepend=-1))
+        made, when = rows["version"][first], np.fmax.reduceat(rows["applied_s"], first)
+        at = np.minimum(np.searchsorted(made, versions), len(made) - 1)
+        return np.where(versions == 0, 0.0, np.where(made[at] == versions, when[at], np.nan))
 
     @property
     def local_path(self) -> dict[int, np.ndarray]:
         """Under LocalSGD each worker's own iterates: worker -> records with fields `version` (local step) and `x`."""
-        found = {int(file.stem.split("-")[1]): self._records(file.stem) for file in self.folder.glob("local-*.bin")}
-        return {worker: records for worker, records in sorted(found.items()) if records is not None}
+        workers = workers_of(self.folder)
+        found = {worker: read_path(self.folder, file.stem)
+                 for worker, file in numbered(self.folder, "local-*.bin").items() if worker < workers}
+        return {worker: records for worker, records in found.items() if records is not None}
 
     @property
     def exponents(self) -> np.ndarray:
@@ -258,17 +202,18 @@ class Trace:
     @property
     def losses(self) -> np.ndarray:
         """The full objective at each row of `path`; NaN where it was not evaluated."""
-        values = np.full(len(self.path_versions), np.nan)
-        seen = np.frombuffer(tail(self.folder / "losses.bin", 0, LOSS.itemsize), LOSS)
-        at = np.searchsorted(self.path_versions, seen["version"])
+        versions, seen = self.path_versions, read_losses(self.folder)
+        values = np.full(len(versions), np.nan)
+        at = np.searchsorted(versions, seen["version"])
         good = at < len(values)
+        good[good] = versions[at[good]] == seen["version"][good]
         values[at[good]] = seen["loss"][good]
         return values
 
     @property
     def surface(self) -> dict[str, Any] | None:
         """The objective on a grid: `x`, `y`, `loss` and `kind`; for more than two parameters also the plane."""
-        files = sorted(self.folder.glob("surface-*.npz"))
+        files = list(numbered(self.folder, "surface-*.npz").values())
         return self._cached("surface", files[-1:], lambda: read_surface(files[-1])) if files else None
 
     def summary(self) -> dict[str, Any]:
@@ -278,7 +223,8 @@ class Trace:
         `lost_fraction`: the share of updates that did not reach the weights, by underflow or by rounding.
         """
         rows, experiment = self.applied, self.experiment
-        final = read_json(self.folder / "final.json") or {}
+        final = {name: value for name, value in (read_json(self.folder / "final.json") or {}).items()
+                 if isinstance(value, int | float)}
         losses, seconds = self.losses, float(rows["applied_s"].max(initial=0.0))
         known = losses[~np.isnan(losses)]
         gradients = len(rows) * getattr(experiment.strategy, "period", 1)
@@ -346,4 +292,6 @@ def open_trace(folder: str | Path) -> Trace:
     """Open a recorded run; raises TraceError where the folder holds none."""
     trace = Trace(Path(folder))
     trace.experiment  # noqa: B018 - reading it now makes a bad folder fail here
+    for name in ("path", *(file.stem for file in numbered(trace.folder, "local-*.bin").values())):
+        read_shape(trace.folder / f"{name}.json")
     return trace

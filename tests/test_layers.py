@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gdlab"
 # A small helper package: this number goes up only with a subject that the labs need.
-MOST_LINES = 8500
+MOST_LINES = 8700
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 NUMERIC = {"numpy", "scipy", "ml_dtypes"}
@@ -32,7 +32,10 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     "parts": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": {"cloudpickle"}},
     "experiment": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": set()},
     "records": {"third": {"numpy"}, "own": {"records"}, "lazy": set()},
-    "trace": {"third": {"numpy"}, "own": DESCRIPTION | {"records", "trace"}, "lazy": {"pandas", "pyarrow"}},
+    "reading": {"third": {"numpy"}, "own": DESCRIPTION | {"records"}, "lazy": set()},
+    "following": {"third": {"numpy"}, "own": {"records", "reading"}, "lazy": set()},
+    "trace": {"third": {"numpy"}, "own": DESCRIPTION | {"records", "reading", "following"},
+              "lazy": {"pandas", "pyarrow"}},
     "descent": {
         "third": {"torch", "numpy", "ml_dtypes"},
         "own": DESCRIPTION | ARITHMETIC | {"descent"},

@@ -13,7 +13,8 @@ from descending import Rounds
 import gdlab as gd
 from gdlab.backends.virtual import simulate
 from gdlab.descent.problems import build
-from gdlab.records import EXPONENTS, LOWEST_EXPONENT, ExponentWriter, UpdateWriter, read_exponents, sampled
+from gdlab.reading import read_exponents
+from gdlab.records import EXPONENTS, LOWEST_EXPONENT, ExponentWriter, UpdateWriter, sampled
 from gdlab.trace import PathWriter, Trace, write_run
 
 OPTIMIZERS = [gd.SGD(0.1), gd.SGD(0.1, 0.9, 0.05), gd.AdamW(0.01, weight_decay=0.2)]
