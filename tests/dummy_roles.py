@@ -79,6 +79,15 @@ def differs(job) -> None:
     time.sleep(60)
 
 
+def together(job) -> None:
+    """Enter the same collective as all others, and never come out."""
+    heart = Heart(job.folder)
+    slot = heart.slot(job.slot)
+    heart.t0 = time.monotonic()
+    slot.collective(1, 10, 2)
+    time.sleep(60)
+
+
 def stuck() -> None:
     """Sleep for a minute, under a name that a stack shows."""
     time.sleep(60)

@@ -114,6 +114,12 @@ def test_a_rank_that_comes_with_another_collective_is_named(monkeypatch):
     assert failure_of(launched(timeout_s=1)).rank == 1
 
 
+def test_ranks_that_none_of_them_keeps_waiting_do_not_wait_for_ever(monkeypatch):
+    play(monkeypatch, "together")
+    error = failure_of(launched(timeout_s=1))
+    assert (error.rank, error.kind) == (0, "timeout") and "while communicating" in str(error)
+
+
 def test_a_rank_that_leaves_without_an_error_is_named(monkeypatch):
     play(monkeypatch, "quits")
     error = failure_of(launched())

@@ -34,7 +34,8 @@ def launch(experiment: Experiment, backend: str = "local", folder: str | Path | 
 
     `folder` holds the run (default: a new one below $GDLAB_RUNS or ./runs). A process that gives no sign of life for
     `timeout_s` seconds, which includes one whole gradient, is named and ended. Raises ExperimentError (a ValueError)
-    for what cannot be run, before anything is started.
+    for what cannot be run, before anything is started, FileExistsError for a folder that holds a run or what is left of
+    one, and RuntimeError where this process is ending.
     """
     if not isinstance(experiment, Experiment):
         raise ExperimentError(f"launch needs a gd.Experiment, not {type(experiment).__name__}.")
