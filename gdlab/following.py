@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gdlab.reading import as_pushes, ascending, numbered, possible, read_shape, read_surface, tail, workers_of
-from gdlab.records import KIND_PUSH, KIND_RELEASE, LOSS, RECORD, path_dtype
+from gdlab.reading import ascending, numbered, read_shape, read_surface, split, tail, workers_of
+from gdlab.records import LOSS, RECORD, path_dtype
 
 
 @dataclass
@@ -45,18 +45,17 @@ class Follower:
     def read(self) -> Chunk:
         """Return what was appended since the last call."""
         files = sorted(file.name for file in self.folder.glob("events-*.bin"))
+        self._workers = self._workers or workers_of(self.folder)
         records = [self._new(name, RECORD) for name in files]
-        rows = np.concatenate(records) if records else np.empty(0, RECORD)
-        self._records += len(rows)
+        pushes, releases, _ = split(records, self._workers, self._records)
+        self._records += sum(map(len, records))
         shape = read_shape(self.folder / "path.json")
         path = ascending(self._new("path.bin", path_dtype(*shape)), self._version) if shape else None
         if path is not None and len(path):
             self._version = int(path["version"][-1])
-        pushes, releases = (as_pushes(rows, rows["kind"] == kind) for kind in (KIND_PUSH, KIND_RELEASE))
-        self._workers = workers = self._workers or workers_of(self.folder)
         return Chunk(
-            pushes=pushes[possible(pushes, workers, self._records)],
-            releases=releases[possible(releases, workers, self._records)],
+            pushes=pushes,
+            releases=releases,
             path_versions=path["version"] if path is not None else np.empty(0, "<i8"),
             path=path["x"] if path is not None else np.empty((0, 0)),
             losses=self._new("losses.bin", LOSS),

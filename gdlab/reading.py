@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 
 from gdlab.experiment import MAX_WORKERS, Experiment
-from gdlab.records import EXPONENTS, LOSS, PATH_LIMIT_BYTES, PUSH, RECORD, path_dtype, updates_dtype
+from gdlab.records import (
+    EXPONENTS,
+    KIND_PUSH,
+    KIND_RELEASE,
+    LOSS,
+    PATH_LIMIT_BYTES,
+    PUSH,
+    RECORD,
+    path_dtype,
+    updates_dtype,
+)
 
 MOST_STEPS = 2**40
 """A run's steps and versions stay below."""
@@ -101,9 +111,9 @@ def numbered(folder: Path, name: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def as_pushes(records: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """Return some records of an events file (a mask, indices or all) as rows of dtype PUSH."""
-    return np.ascontiguousarray(records.view(_PUSH_IN_RECORD)["push"][rows]).view(PUSH)
+def as_pushes(records: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the records of an events file that a mask names as rows of dtype PUSH, in one copy."""
+    return np.ascontiguousarray(records.view(_PUSH_IN_RECORD)["push"][wanted]).view(PUSH)
 
 
 def possible(pushes: np.ndarray, workers: int, records: int) -> np.ndarray:
@@ -188,7 +198,16 @@ def read_updates(folder: Path) -> np.ndarray:
     return ascending(np.frombuffer(tail(folder / "updates.bin", 0, dtype.itemsize) if shape else b"", dtype))
 
 
-def read_events(files: list[Path]) -> np.ndarray:
-    """Return the records of some events files, one file after the other."""
-    parts = [np.frombuffer(tail(file, 0, RECORD.itemsize), RECORD) for file in files]
-    return parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, RECORD)])
+def split(parts: list[np.ndarray], workers: int, before: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the pushes and the releases among records of events files, and how many records cannot be; see possible.
+
+    `before`: how many records had been read earlier.
+    """
+    records = parts[0] if len(parts) == 1 else np.concatenate([*parts, np.empty(0, RECORD)])
+    kept = []
+    for kind in (KIND_PUSH, KIND_RELEASE):
+        rows = as_pushes(records, records["kind"] == kind)
+        good = possible(rows, workers, before + len(records))
+        kept.append(rows if good.all() else rows[good])
+    pushes, releases = kept
+    return pushes, releases, len(records) - len(pushes) - len(releases)

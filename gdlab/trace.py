@@ -15,10 +15,7 @@ from gdlab.following import Chunk, Follower
 from gdlab.part import ExperimentError
 from gdlab.reading import (
     TraceError,
-    as_pushes,
     numbered,
-    possible,
-    read_events,
     read_exponents,
     read_json,
     read_losses,
@@ -27,12 +24,12 @@ from gdlab.reading import (
     read_shape,
     read_surface,
     read_updates,
+    split,
+    tail,
     workers_of,
 )
 from gdlab.records import (
     EXPONENTS,
-    KIND_PUSH,
-    KIND_RELEASE,
     PUSH,
     RECORD,
     EventWriter,
@@ -125,13 +122,8 @@ class Trace:
 
     def _read_pushes(self) -> tuple[np.ndarray, int]:
         files = self._events
-        records = read_events(files)
-        pushes, releases = (as_pushes(records, records["kind"] == kind) for kind in (KIND_PUSH, KIND_RELEASE))
-        workers = workers_of(self.folder)
-        good = [possible(rows, workers, len(records)) for rows in (pushes, releases)]
-        left_out = len(records) - sum(int(each.sum()) for each in good)
-        if left_out:
-            pushes, releases = pushes[good[0]], releases[good[1]]
+        records = [np.frombuffer(tail(file, 0, RECORD.itemsize), RECORD) for file in files]
+        pushes, releases, left_out = split(records, workers_of(self.folder))
         if len(releases) and len(pushes):
             keys, wanted = (rows["worker"].astype("i8") << 40 | rows["step"] for rows in (pushes, releases))
             order, place = np.argsort(keys, kind="stable"), np.argsort(wanted, kind="stable")
