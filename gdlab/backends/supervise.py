@@ -143,7 +143,7 @@ class Supervision:
             # All sit in a collective: who is behind the others, or came with something else?
             inside = [name for name in silent if self._slots[name].phase == "communicating"]
             guilty = self._behind(inside)
-            if not guilty and len(inside) == self.run.experiment.workers:
+            if not guilty and set(inside) >= {name for name in self.crew.names if name.startswith("rank")}:
                 guilty = inside  # Nobody is late, and yet nobody comes out.
         if guilty:
             self._silent(guilty[0], now)
