@@ -14,7 +14,6 @@ Rows = tuple[Vector, ...]
 
 
 # ---- problems ------------------------------------------------------------------------------------------------------
-
 def _noise() -> Any:
     return knob(0.0, label="gradient noise", group="problem", ge=0, le=1e6,
                 help="Standard deviation of the normal noise added to each coordinate of each gradient")
@@ -174,7 +173,6 @@ PROBLEMS = (Quadratic, Ravine, Saddle, Cliff, LinearRegression, Digits, Sequence
 
 
 # ---- strategies ----------------------------------------------------------------------------------------------------
-
 class Sync(Part):
     """Wait for all workers (all but the `backups` slowest), average, step: synchronous SGD (Chen et al. 2016)."""
 
@@ -186,7 +184,10 @@ class Sync(Part):
 
 
 class Async(Part):
-    """Apply every gradient when it arrives, at the full learning rate, however stale (Hogwild-style server)."""
+    """Apply every gradient when it arrives, at the full learning rate, however stale (Hogwild-style server).
+
+    A clip at the worker comes before delay compensation, one of the average after it, even where batch = 1.
+    """
 
     staleness_bound: int | None = knob(
         None, label="steps ahead of the slowest, at most", group="strategy", ge=0, le=1_000_000,
@@ -202,7 +203,10 @@ class Async(Part):
 
 
 class LocalSGD(Part):
-    """Take `period` steps alone, then average the parameters (Stich 2019)."""
+    """Take `period` steps alone, then average the parameters (Stich 2019).
+
+    Each round starts anew from rounded parameters: compensated updates carry nothing over, with period = 1 nothing.
+    """
 
     period: int = knob(8, label="local steps", help="Steps between two averagings", group="strategy", ge=1, le=10_000)
     kind: Literal["LocalSGD"] = "LocalSGD"
@@ -212,7 +216,6 @@ STRATEGIES = (Sync, Async, LocalSGD)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------
-
 FORMATS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e5m2", "fp8_e4m3", "fp4_e2m1")
 NAMED_PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mixed_fp16", "mixed_bf16")
 _WRITTEN_FLOAT = re.compile(r"Float\(([2-9]|1[01]), ?([1-9]|[1-4]\d|5[0-2])\)")
@@ -272,11 +275,8 @@ class Precision(Part):
         if name not in NAMED_PRECISIONS:
             raise ExperimentError(f"precision = {name!r} is not known: it must be one of "
                                   f"{', '.join(NAMED_PRECISIONS)}, or gd.Precision(...).")
-        if name == "mixed_fp16":
-            return cls(compute="fp16", loss_scale="dynamic")
-        if name == "mixed_bf16":
-            return cls(compute="bf16")
-        return cls(compute=name, weights=name, reduce=name)
+        mixed = {"mixed_fp16": {"compute": "fp16", "loss_scale": "dynamic"}, "mixed_bf16": {"compute": "bf16"}}
+        return cls(**mixed.get(name, {"compute": name, "weights": name, "reduce": name}))
 
     @property
     def name(self) -> str | None:

@@ -195,3 +195,26 @@ def test_a_push_is_not_changed_by_what_comes_after_it() -> None:
         pushes = rounds.pushes
         rounds.run(3)
         assert all(torch.equal(push.grad, before) for push, before in zip(pushes, kept, strict=True))
+
+
+def test_clipping_comes_before_delay_compensation_at_the_worker_and_after_it_at_the_average() -> None:
+    fields = {"problem": gd.Quadratic((1.0,), (4.0,)), "workers": 1, "precision": "fp64", "optimizer": gd.SGD(1.0),
+              "strategy": gd.Async(correction="delay_compensation", delay_compensation_strength=0.5)}
+    for where, step in (("worker", 1.0 + 0.5 * 1.0**2 * -1.0), ("average", -1.0)):  # 4 - 0.5 * 4^2 = -4
+        exp = gd.Experiment(clip=gd.Clip(norm=1.0, where=where), **fields)
+        store, worker = Store(exp, build(exp)), Worker(exp, build(exp), 0)
+        stale, fresh = store.read(0), store.read(0)
+        store.apply([worker.gradient(fresh, 0)], [0])
+        before = store.params.item()
+        assert before == 3.0  # The weight moved by -1 between the stale read and its push, of gradient 4.
+        store.apply([worker.gradient(stale, 1)], [1])
+        assert before - store.params.item() == pytest.approx(step)
+
+
+def test_local_steps_of_period_one_are_plain_ones_but_for_what_compensation_carries() -> None:
+    for compensated in (False, True):
+        paths = [Rounds(gd.Experiment(
+            gd.Quadratic((1.0,), (1.0,)), workers=1, strategy=strategy, optimizer=gd.SGD(0.001),
+            precision=gd.Precision("fp32", "bf16", "fp32", compensated=compensated))).run(20).path
+            for strategy in (gd.Sync(), gd.LocalSGD(1))]
+        assert torch.equal(torch.stack(paths[0]), torch.stack(paths[1])) is not compensated
