@@ -20,6 +20,10 @@ import psutil
 START_S = 45.0
 END_S = 10.0
 
+POINTS = """(name) => (document.querySelector(`.gd-figure-${name} .js-plotly-plot`)?.data ?? [])
+    .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
+"""Counts the points that a figure of the panel shows, in the page."""
+
 
 @dataclass
 class Server:
@@ -150,3 +154,15 @@ def _alive(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def ranks(server: Server) -> list[psutil.Process]:
+    """Return the processes that compute: what the kernels' own children (the zygotes) have started."""
+    found: list[psutil.Process] = []
+    for kernel in server.kernels():
+        try:
+            for child in kernel.children():
+                found += [p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        except psutil.NoSuchProcess:
+            continue
+    return found

@@ -17,14 +17,6 @@ from gdlab.descent.problems import build
 from gdlab.trace import PathWriter, write_run
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def evaluated(folder, **fields):
     exp = gd.Experiment(**({"problem": gd.Quadratic(), "optimizer": gd.SGD(lr=0.05), "updates": 40} | fields))
     trace = simulate(exp, folder)

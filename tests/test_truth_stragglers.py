@@ -10,20 +10,11 @@ import statistics
 
 import numpy as np
 import pytest
-import torch
 
 import gdlab as gd
 from gdlab.backends.virtual import simulate
 
 STILL = gd.Quadratic(eigenvalues=(1.0,), start=(1.0,))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -28,14 +28,6 @@ QUADRATIC = gd.Quadratic(eigenvalues=(1.0, 10.0), start=(3.0, 1.0), noise=0.3)
 SLOW = (1.0, 1.0, 1.0, 0.25)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def run(tmp_path):
     folders = (tmp_path / f"{number}" for number in itertools.count())

@@ -15,7 +15,7 @@ import torch
 from gdlab.backends.failures import PeerLost
 from gdlab.descent.worker import Push, Read
 
-READY, PUSH, DROPPED, READ, CANCEL, STOP, BYE = range(1, 8)
+READY, PUSH, DROPPED, READ, CANCEL, STOP = range(1, 7)
 
 _HEADER = struct.Struct("<4q7d")
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

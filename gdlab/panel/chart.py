@@ -22,13 +22,12 @@ import plotly.graph_objects as go
 import traitlets
 
 from gdlab.panel.hearing import HEARING_JS, HearingWidget
-from gdlab.panel.theme import THEME_JS
 from gdlab.views.style import DARK, HEAD_PX, LINE_PX
 
 MAX_AHEAD = 4
 """Changes that may be on their way to the page before the kernel waits for its answer."""
 
-_JS = Path(__file__).with_name("chart.js").read_text(encoding="utf-8")
+_JS = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("theme.js", "chart.js"))
 _GATE = "const gate = (globalThis.__gdlabPlotly ??= (() => { let open; const ready = new Promise((r) => (open = r)); "
 _GATE += "return { ready, open }; })());\n"
 _SIZES = f"const HEAD_PX = {HEAD_PX}, LINE_PX = {LINE_PX};\n"
@@ -86,7 +85,7 @@ class Chart(HearingWidget):
     operations.
     """
 
-    _esm = _GATE + THEME_JS + HEARING_JS + _SIZES + _JS
+    _esm = _GATE + HEARING_JS + _SIZES + _JS
     _state = traitlets.Dict().tag(sync=True)
     _dark = traitlets.Dict(DARK).tag(sync=True)
 

@@ -1,14 +1,4 @@
 // Controls for the rows that Python describes; every value goes back as text, and Python alone judges it.
-const make = (tag, attributes = {}, ...children) => {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children.filter((child) => child !== null));
-  return node;
-};
 
 // A slider runs from 0 to 1000; small numbers are spread out where the scale is logarithmic.
 const toSlider = (scale, value) => {

@@ -15,8 +15,9 @@ const hello = ({ model }) => void listenForGood(model).then(() => model.send({ h
 
 
 def script(name: str) -> str:
-    """Return the text of a script in this folder; it may use `hello` as a widget's `initialize`."""
-    return HEARING_JS + _HELLO_JS + Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """Return the text of a script in this folder; it may use `make`, and `hello` as a widget's `initialize`."""
+    make, own = (Path(__file__).with_name(file).read_text(encoding="utf-8") for file in ("make.js", name))
+    return HEARING_JS + _HELLO_JS + make + own
 
 
 def at_once(function: Callable[..., Any], *args: Any) -> Any:

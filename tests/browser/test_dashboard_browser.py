@@ -10,25 +10,11 @@ from typing import Any
 
 import psutil
 import pytest
-from servers import Server, wait_until
+from servers import POINTS, Server, ranks, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-POINTS = """(name) => (document.querySelector(`.gd-figure-${name} .js-plotly-plot`)?.data ?? [])
-    .reduce((sum, trace) => sum + (trace.x?.length ?? 0), 0)"""
 HIDDEN_OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-def ranks(server: Server) -> list[psutil.Process]:
-    """Return the processes that compute: what the kernels' own children (the zygotes) have started."""
-    found: list[psutil.Process] = []
-    for kernel in server.kernels():
-        try:
-            for child in kernel.children():
-                found += [p for p in child.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def open_lab(page: Any, server: Server, query: str = "", lab: str = "00_start") -> Any:
