@@ -1,4 +1,8 @@
 // Run, Stop, Reset, where it runs, how far it is, and one plain sentence about what is going on.
+
+// A press that the kernel has not answered by then may be repeated: it may have been lost on its way.
+const UNANSWERED_MS = 10000;
+
 export default {
   initialize: hello,
   render({ model, el }) {
@@ -15,9 +19,22 @@ export default {
       const node = make("button", `gd-button gd-${name}`, label);
       node.type = "button";
       node.title = title;
-      node.onclick = () => model.send({ press: name });
+      node.onclick = () => press(name);
       buttons.append(node);
       return node;
+    };
+    // Run is shut from the click on, not from the kernel's answer on: a second click in between would be passed over.
+    let asked = "";
+    const press = (name) => {
+      const token = `${Date.now()}-${Math.random()}`;
+      model.send({ press: name, token });
+      if (name !== "run") return;
+      asked = token;
+      setTimeout(() => {
+        if (asked === token) asked = "";
+        draw();
+      }, UNANSWERED_MS);
+      draw();
     };
     const run = button("run", "▶ Run", "Start the workers with the settings below");
     const stop = button("stop", "■ Stop", "Stop the workers; what they did so far is kept");
@@ -40,7 +57,8 @@ export default {
 
     const draw = () => {
       const busy = model.get("busy");
-      run.disabled = busy;
+      if (asked === model.get("answered")) asked = "";
+      run.disabled = busy || asked !== "";
       stop.disabled = !busy;
       const backends = model.get("backends");
       if (select.options.length !== backends.length)

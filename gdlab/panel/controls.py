@@ -26,14 +26,21 @@ class Controls(PanelWidget):
     count = traitlets.Unicode("").tag(sync=True)
     backend = traitlets.Unicode("local").tag(sync=True)
     backends = traitlets.List().tag(sync=True)
+    answered = traitlets.Unicode("").tag(sync=True)  # which press was dealt with last
 
     def __init__(self, press: Callable[[str], None], choose: Callable[[str], None],
                  call: Callable[..., Any] = at_once, **traits: Any) -> None:
+        def answer(name: str, token: str) -> None:
+            try:
+                press(name)
+            finally:
+                self.answered = token
+
         def got(message: dict[str, Any]) -> None:
             if message.get("press") == "stop":
                 press("stop")  # also while a cell holds the loop, where the page's messages have a thread of their own
             elif message.get("press") in ("run", "reset"):
-                call(press, message["press"])
+                call(answer, message["press"], str(message.get("token", "")))
             elif message.get("backend") in BACKENDS:
                 call(choose, message["backend"])
 

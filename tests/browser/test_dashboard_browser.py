@@ -122,6 +122,28 @@ def test_bad_texts_are_explained_and_nothing_is_lost(page: Any, dashboard: Serve
     close(page)
 
 
+CLICKED = """() => {
+  const run = document.querySelector(".gd-run");
+  run.click();
+  return run.disabled;
+}"""
+
+
+def test_run_is_shut_from_the_click_on_and_opens_when_it_was_refused_or_has_ended(page: Any, dashboard: Server) -> None:
+    open_lab(page, dashboard, "updates=20&workers=2")
+    set_knob(page, "Workers", "none")
+    wait_until(lambda: "workers = 'none'" in status(page), 10, "the knob is explained")
+    assert page.evaluate(CLICKED), "a second click cannot overtake the kernel's answer"
+    wait_until(lambda: "Not started" in status(page), 10, "Run is refused")
+    finish(page, 5)
+    set_knob(page, "Workers", "2")
+    for number in (1, 2):
+        assert page.evaluate(CLICKED)
+        finish(page)
+        assert page.locator(".gd-history tbody tr").count() == number, "each press is one run"
+    close(page)
+
+
 def test_a_link_opens_the_same_settings_and_a_bad_one_is_explained(
         new_page: Callable[..., Any], dashboard: Server) -> None:  # fmt: skip
     page = open_lab(new_page(), dashboard)
