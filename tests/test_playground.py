@@ -205,7 +205,7 @@ def test_at_most_ten_frames_a_second_and_the_last_is_always_delivered(monkeypatc
         joined = link.Link(lambda _run: None, lambda _run, chunk: len(chunk.pushes), frames.append,
                            lambda _run: "finished", lambda *what: ended.append(what))  # fmt: skip
         began = time.monotonic()
-        assert joined.start(SMALL, "local") and joined.busy and not joined.start(SMALL, "local")
+        assert joined.start([SMALL], "local") and joined.busy and not joined.start([SMALL], "local")
         await asyncio.sleep(0.5)
         run.state = "done"
         await until(lambda: ended, "the end was told")
@@ -227,7 +227,7 @@ def test_a_slow_frame_holds_up_neither_the_loop_nor_the_page(monkeypatch: pytest
 
     async def body() -> None:
         joined = link.Link(lambda _run: None, make, lambda _frame: None, lambda _run: None, lambda *_: None)
-        joined.start(SMALL, "local")
+        joined.start([SMALL], "local")
         for _ in range(20):
             ticks.append(time.monotonic())
             await asyncio.sleep(0.02)

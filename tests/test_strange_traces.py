@@ -26,7 +26,6 @@ from gdlab.trace import Trace, TraceError, write_surface
 EVENTS = "events-server.bin"
 MEMBERS = ("pushes", "applied", "path", "path_versions", "path_seconds", "losses", "surface", "updates", "exponents",
            "environment", "ended", "local_path", "torn", "impossible")
-VIEWS = (views.trajectory, views.loss, views.timeline, views.staleness, views.grad_norm)
 DEEP = "[" * 100_000
 
 
@@ -54,7 +53,7 @@ def look(folder: Path) -> Trace | None:
     trace.summary()
     trace.to_pandas()
     Follower(folder).read()
-    for view in VIEWS:
+    for view in views.VIEWS.values():
         view(trace)
     return trace
 

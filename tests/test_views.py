@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from made_traces import MEASURED, SIMULATED, begun, made
 
 import gdlab as gd
+from gdlab.panel.board import USUAL
 from gdlab.panel.chart import change
 from gdlab.trace import PUSH, Chunk, Follower, PathWriter, write_surface
-from gdlab.views import VIEWS, live, style, timeline, what_differs
+from gdlab.views import live, style, timeline, what_differs
 from gdlab.views.downsample import Thinned, every, line
 from gdlab.views.trajectory import NO_PLANE, NOW, PATH, READS, START, _sentence, levels
+
+VIEWS = {name: gd.views.VIEWS[name] for name in USUAL}
 
 
 def words(fig: go.Figure) -> str:

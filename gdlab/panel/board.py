@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -13,12 +13,13 @@ from gdlab.panel.chart import Chart
 from gdlab.part import ExperimentError
 from gdlab.trace import Chunk, Trace
 from gdlab.views import live
+from gdlab.views.redrawn import SEVERAL
 
 USUAL = ("trajectory", "loss", "loss_seconds", "timeline", "staleness", "grad_norm")
 """The figures of a panel that is not told which."""
 
 COMPARED = ("loss", "loss_seconds")
-"""Figures that hold several runs; the others show the last one."""
+"""Figures that hold all runs that are ticked; the others show the last one, or those that went on side by side."""
 
 
 class Board:
@@ -36,9 +37,9 @@ class Board:
                  for name, chart in self.charts.items()]
         self.widget = ipywidgets.Box(boxes, _dom_classes=("gd-figures",))
 
-    def begin(self, experiment: Experiment, environment: Mapping[str, Any]) -> None:
-        """Start anew for a run."""
-        self._live = live.make(self.names, experiment, environment)
+    def begin(self, experiment: Experiment, environment: Mapping[str, Any], traces: Sequence[Trace] = ()) -> None:
+        """Start anew for a run, or for several side by side."""
+        self._live = live.make(self.names, experiment, environment, traces)
         for name, view in self._live.items():
             self.charts[name].show(view.figure())
 
@@ -52,14 +53,14 @@ class Board:
             if operations:
                 self.charts[name].apply(operations)
 
-    def figures(self, trace: Trace, compared: list[Trace], only_compared: bool = False) -> dict[str, Any]:
-        """Draw a run that has ended, its losses beside those of the runs that it is compared with."""
+    def figures(self, traces: Sequence[Trace], compared: list[Trace], only_compared: bool = False) -> dict[str, Any]:
+        """Draw a run that has ended, or several side by side, and the losses of all runs that are compared."""
         drawn = {}
         for name in self.names:
             if name in COMPARED:
-                drawn[name] = views.VIEWS[name](*(compared or [trace]))
+                drawn[name] = views.VIEWS[name](*(compared or traces))
             elif not only_compared:
-                drawn[name] = views.VIEWS[name](trace)
+                drawn[name] = views.VIEWS[name](*(traces if name in SEVERAL else traces[:1]))
         return drawn
 
     def show(self, figures: Mapping[str, Any]) -> None:

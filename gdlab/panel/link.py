@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gdlab.backends import launch
 from gdlab.experiment import Experiment
+from gdlab.panel.together import ENDED, launch_all
 from gdlab.trace import Chunk, Follower
 
 FRAME_S = 0.1
 """Ten frames a second: more is not seen, and each costs the page a redraw."""
-
-ENDED = ("done", "stopped", "failed")
 
 
 @dataclass(frozen=True)
@@ -108,12 +107,15 @@ class Link:
         else:
             self._loop.call_soon_threadsafe(function, *args)
 
-    def start(self, experiment: Experiment, backend: str) -> bool:
-        """Start a run; False where one is going on, or where there is no loop to follow it in (a plain script)."""
+    def start(self, experiments: Sequence[Experiment], backend: str) -> bool:
+        """Start a run of each experiment, all at once; the first one's frames are followed.
+
+        False where one is going on, or where there is no loop to follow it in (a plain script).
+        """
         if self.busy or self._loop is None:
             return False
         self._stopping = False
-        self._task = self._loop.create_task(self._follow(experiment, backend))
+        self._task = self._loop.create_task(self._follow(experiments, backend))
         return True
 
     def stop(self) -> None:
@@ -123,10 +125,10 @@ class Link:
         if run is not None:
             run.stop()
 
-    def follow(self, experiment: Experiment, backend: str) -> Any:
+    def follow(self, experiments: Sequence[Experiment], backend: str) -> Any:
         """Run to the end in the calling thread, with the same frames, and return the Run: for a cell that waits."""
         self._stopping = False
-        run = self.run = launch(experiment, backend)
+        run = self.run = launch_all(launch, experiments, backend)
         try:
             self._begin(run)
             watch = Watch(run, self._make)
@@ -160,10 +162,10 @@ class Link:
         self._errands.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._errands.discard)
 
-    async def _follow(self, experiment: Experiment, backend: str) -> None:
+    async def _follow(self, experiments: Sequence[Experiment], backend: str) -> None:
         run, finished, failure = None, None, None
         try:
-            run = self.run = await in_thread(launch, experiment, backend)
+            run = self.run = await in_thread(launch_all, launch, experiments, backend)
             if self._stopping:
                 run.stop()
             self._begin(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -14,6 +14,7 @@ from gdlab.panel.board import Board
 from gdlab.panel.form import Form
 from gdlab.panel.heartbeat import Heartbeat
 from gdlab.panel.history import History
+from gdlab.panel.together import members
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 
@@ -26,10 +27,12 @@ class Playground:
     `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
     sets the experiment in place of `exp`. Nothing runs before a person presses Run or code calls `run_once`;
     Run waits until each prediction of `predict` (one or several of gd.predict), shown above, is committed.
+    With `variants`, each a mapping of settings to their values ({"clip": 1.0}), Run starts one run of each at once.
     """
 
     def __init__(self, exp: Experiment | None = None, show: Iterable[str] | None = None,
-                 backend: str | None = None, figures: Iterable[str] | None = None, predict: Any = ()) -> None:
+                 backend: str | None = None, figures: Iterable[str] | None = None, predict: Any = (),
+                 variants: Sequence[Mapping[str, Any]] = ()) -> None:
         if backend is not None and backend not in controls.BACKENDS:
             raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
                                   f"{', '.join(controls.BACKENDS)}.")
@@ -37,14 +40,15 @@ class Playground:
         linked, self._link_error = export.from_link(start)
         self._updates, self._seconds = 0, 0.0
         self._environment: dict[str, Any] = {}
-        self._latest: Trace | None = None
+        self._latest: list[Trace] = []
+        self._variants = [dict(variant) for variant in variants] or [{}]
         self._warmed = False
         self._predictions = (predict,) if hasattr(predict, "commit") else tuple(predict)
         self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
         call = self.link.call
         self.heartbeat = Heartbeat(self._page_lost, self._page_found)
         self.controls = controls.Controls(self._press, self._choose, call, backend=backend or "local")
-        self.form = Form(start, show, call)
+        self.form = Form(start, self._shown(start, show), call)
         self.board = Board(figures)
         self.history = History(self._compare, self._use, call)
         self.export = export.Export(self._wanted, call)
@@ -57,6 +61,19 @@ class Playground:
         self._changed()
         self.widget = self._layout()
         self.heartbeat.watch()
+
+    def _shown(self, start: Experiment, show: Iterable[str] | None) -> Iterable[str] | None:
+        """Leave out the controls of what the variants set: turning them would change nothing."""
+        varied = {name for variant in self._variants for name in variant}
+        self._each(start)
+        show = (show,) if isinstance(show, str) else show
+        if show is None and not varied:
+            return None
+        names = Experiment.model_fields if show is None else show
+        return [name for name in names if name.partition(".")[0] not in varied]
+
+    def _each(self, experiment: Experiment) -> list[Experiment]:
+        return [experiment.replace(**variant) for variant in self._variants]
 
     def _layout(self) -> Any:
         box = ipywidgets.Box
@@ -76,21 +93,22 @@ class Playground:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace of the last run, or None."""
-        return self._latest
+        """The trace of the last run (of variants the first one's), or None."""
+        return self._latest[0] if self._latest else None
 
     def run_once(self, backend: str | None = None) -> Trace:
         """Run the experiment of the controls to its end, with the figures following, and return its trace.
 
+        Of variants, all run and the first one's trace is returned.
         Interrupting the cell stops the workers. Raises RankFailed if a process failed, RuntimeError while another run
         goes on.
         """
         if self.link.busy:
             raise RuntimeError("A run is going on in this panel: wait for it, or press Stop first.")
-        experiment = self.form.experiment
+        experiments = self._each(self.form.experiment)
         self.controls.busy = True
         try:
-            run = self.link.follow(experiment, backend or self.controls.backend)
+            run = self.link.follow(experiments, backend or self.controls.backend)
             self._end(run, self._finish(run), None)
         except BaseException as error:
             self.controls.say(_sentence(str(error) or "the cell was interrupted, and the workers stopped"), "error")
@@ -118,13 +136,13 @@ class Playground:
             self.controls.say(f"Not started: {FIRST}", "error")
             return
         try:
-            experiment = self.form.experiment
+            experiments = self._each(self.form.experiment)
         except ExperimentError as error:
             self.controls.say(f"Not started: {error}", "error")
             return
-        if self.link.start(experiment, self.controls.backend):
+        if self.link.start(experiments, self.controls.backend):
             self.controls.busy, self.controls.fraction, self.controls.count = True, 0.0, ""
-            self.controls.say(f"Starting {_crew(experiment, self.controls.backend)} …")
+            self.controls.say(f"Starting {_crew(experiments, self.controls.backend)} …")
         elif not self.link.busy:
             self.controls.say("There is no event loop here to follow a run in: call run_once() instead.", "error")
 
@@ -136,6 +154,7 @@ class Playground:
     def _changed(self) -> None:
         try:
             experiment = self.form.experiment
+            experiments = self._each(experiment)
         except ExperimentError as error:
             self.controls.say(str(error), "error")
             return
@@ -144,7 +163,7 @@ class Playground:
             if self.form.note:
                 self.controls.say(self.form.note)
             return
-        sentence = f"Run starts {_crew(experiment, self.controls.backend)}."
+        sentence = f"Run starts {_crew(experiments, self.controls.backend)}."
         if not all(prediction.committed for prediction in self._predictions):
             sentence = FIRST[:1].upper() + FIRST[1:]
         if self._link_error:
@@ -173,7 +192,7 @@ class Playground:
         """Say what is new to the charts (called in a thread, as charts allow)."""
         if not self._updates and self._environment != run.environment:  # the ranks add what only they know
             self._environment = run.environment
-            self.board.begin(run.experiment, self._environment)
+            self.board.begin(run.experiment, self._environment, [one.trace for one in members(run)])
         return self.board.make(chunk)
 
     def _frame(self, frame: link.Frame) -> None:
@@ -190,11 +209,13 @@ class Playground:
 
     def _finish(self, run: Any) -> dict[str, Any]:
         """Draw the figures of the whole run (called in a thread: it may take a second)."""
-        trace = run.trace
-        if not len(trace.pushes):
+        traces = [trace for one in members(run) if len((trace := one.trace).pushes)]
+        if not traces:
             return {}
-        self.history.add(trace, run.backend)
-        return self.board.figures(trace, [entry.trace for entry in self.history.shown])
+        for trace in traces:
+            self.history.add(trace, run.backend)
+        self._latest = traces
+        return self.board.figures(traces, [entry.trace for entry in self.history.shown])
 
     def _end(self, run: Any, figures: dict[str, Any] | None, error: BaseException | None) -> None:
         self.controls.busy = False
@@ -202,7 +223,6 @@ class Playground:
             self.controls.say(_sentence(str(error) or type(error).__name__), "error")
             return
         if figures:
-            self._latest = run.trace
             self.board.show(figures)
             self.export.ready = True
             self.export.name = run.folder.name
@@ -214,28 +234,28 @@ class Playground:
 
     def _compare(self) -> None:
         latest, shown = self._latest, [entry.trace for entry in self.history.shown]
-        if latest is not None and not self.link.busy:
+        if latest and not self.link.busy:
             self.link.later(lambda: self.board.figures(latest, shown, only_compared=True), self.board.show)
 
     def _wanted(self, kind: str) -> None:
-        trace = self._latest
-        if trace is None:
+        latest = self._latest
+        if not latest:
             return
         shown = [entry.trace for entry in self.history.shown]
 
         def make() -> bytes:
-            figures = list(self.board.figures(trace, shown).values()) if kind == "html" else []
-            return export.file_of(kind, trace, figures)
+            figures = list(self.board.figures(latest, shown).values()) if kind == "html" else []
+            return export.file_of(kind, latest[0], figures)
 
-        self.link.later(make, lambda data: self.export.hand_over(kind, data, trace.folder),
+        self.link.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
                         lambda error: self.controls.say(f"No {kind} file: {error}", "error"))
 
 
-def _crew(experiment: Experiment, backend: str) -> str:
-    workers = f"{experiment.workers:,} worker{'s' if experiment.workers > 1 else ''}"
-    if backend == "virtual":
-        return f"{workers} on a simulated clock"
-    return workers.replace("worker", "real worker process" if experiment.workers == 1 else "real worker processe")
+def _crew(experiments: Sequence[Experiment], backend: str) -> str:
+    count = sum(experiment.workers for experiment in experiments)
+    noun = ("worker", "s") if backend == "virtual" else ("real worker process", "es")
+    workers = f"{count:,} {noun[0]}{noun[1] * (count > 1)}" + " on a simulated clock" * (backend == "virtual")
+    return workers if len(experiments) == 1 else f"{len(experiments)} runs at once, with {workers}"
 
 
 def _sentence(text: str) -> str:

@@ -27,6 +27,13 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "timeline": timeline,
     "staleness": staleness,
     "grad_norm": grad_norm,
+    "number_line": number_line,
+    "lost_updates": lost_updates,
+    "exponents": exponents,
+    "loss_scale": loss_scale,
+    "formats": formats,
+    "clip": clip,
+    "clip_vectors": clip_vectors,
 }
 """Each view's name -> the function that draws it from a trace."""
 

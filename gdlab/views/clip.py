@@ -51,10 +51,10 @@ def clip_vectors(trace: Trace, version: int | None = None) -> go.Figure:
     with the longest gradient). Thick: the mean of the workers without clipping, and as it was clipped.
     """
     fig, clipping, lr = trajectory(trace), trace.experiment.clip, trace.experiment.optimizer.lr
-    fig.layout.title.text, fig.layout.annotations, fig.data = VECTORS, (), fig.data[:READS]
-    found = gradients(trace, version)
+    fig.layout.update(annotations=(), **style.headline(VECTORS, style.caption(trace.environment)))
+    fig.data, found = fig.data[:READS], gradients(trace, version)
     if found is None:
-        return style.empty(fig, NO_VECTORS)
+        return style.empty(style.describe(fig, f"{VECTORS} {NO_VECTORS}"), NO_VECTORS)
     read, at, before, scales = found
     each = clipping if clipping is not None and clipping.where == "worker" else None
     after = np.array([clipped(*pair, each, at) for pair in zip(before, scales, strict=True)])

@@ -7,7 +7,8 @@ starts anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from gdlab.views import style
 from gdlab.views.downsample import Thinned
 from gdlab.views.grad_norm import GradNormPoints
 from gdlab.views.loss import LossLines
+from gdlab.views.redrawn import REDRAWN, Redrawn
 from gdlab.views.staleness import StalenessBars
 from gdlab.views.timeline import TimelineBars
 from gdlab.views.trajectory import (
@@ -38,6 +40,7 @@ from gdlab.views.trajectory import (
 
 if TYPE_CHECKING:
     from gdlab.experiment import Experiment
+    from gdlab.trace import Trace
 
 
 class Live(Protocol):
@@ -50,8 +53,12 @@ class Live(Protocol):
         """Return the chart operations for what is new."""
 
 
-def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str, Any]) -> dict[str, Live]:
-    """Return the live form of each named view; raises ValueError for a name that is no view."""
+def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str, Any],
+         traces: Sequence[Trace] = ()) -> dict[str, Live]:
+    """Return the live form of each named view; raises ValueError for a name that is no view.
+
+    `traces`: what goes on, for the views that are drawn anew; several where runs go on side by side.
+    """
     makers: dict[str, Any] = {
         "trajectory": lambda: TrajectoryLines(experiment, environment),
         "loss": lambda: LossLines(environment),
@@ -59,6 +66,7 @@ def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str,
         "timeline": lambda: TimelineBars(experiment, environment),
         "staleness": lambda: StalenessBars(experiment.workers, environment),
         "grad_norm": lambda: GradNormPoints(experiment, environment),
+        **{name: partial(Redrawn, name, traces) for name in REDRAWN},
     }
     names = list(names)
     for name in names:

@@ -1,0 +1,64 @@
+"""The views without a form of their own for a run that goes on: drawn anew from what it has written, now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from gdlab.views import style
+from gdlab.views.clip import QUESTION as CLIP
+from gdlab.views.clip import VECTORS, clip, clip_vectors
+from gdlab.views.exponents import QUESTION as EXPONENTS
+from gdlab.views.exponents import exponents
+from gdlab.views.formats import QUESTION as FORMATS
+from gdlab.views.formats import formats
+from gdlab.views.loss_scale import QUESTION as LOSS_SCALE
+from gdlab.views.loss_scale import loss_scale
+from gdlab.views.lost_updates import QUESTION as LOST_UPDATES
+from gdlab.views.lost_updates import lost_updates
+from gdlab.views.number_line import NOTHING, number_line
+from gdlab.views.number_line import QUESTION as NUMBER_LINE
+
+if TYPE_CHECKING:
+    from gdlab.trace import Trace
+
+REDRAWN: dict[str, tuple[Callable[..., go.Figure], str]] = {
+    "number_line": (number_line, NUMBER_LINE),
+    "lost_updates": (lost_updates, LOST_UPDATES),
+    "exponents": (exponents, EXPONENTS),
+    "loss_scale": (loss_scale, LOSS_SCALE),
+    "formats": (formats, FORMATS),
+    "clip": (clip, CLIP),
+    "clip_vectors": (clip_vectors, VECTORS),
+}
+"""Each such view's name -> the function that draws it, and the question that it answers."""
+
+SEVERAL = ("lost_updates", "formats", "clip")
+"""Those that show runs side by side; the others show the first."""
+
+LEAST_PAUSE_S, SHARE = 0.5, 0.1
+
+
+class Redrawn:
+    """A view drawn anew while a run goes on, twice a second at most and in a tenth of the time at most."""
+
+    def __init__(self, name: str, traces: Sequence[Trace] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._draw, self._question = REDRAWN[name]
+        self._traces = traces if name in SEVERAL else traces[:1]
+        self._clock, self._due, self._next_s = clock, False, 0.0
+
+    def figure(self) -> go.Figure:
+        """Return the figure before anything has happened."""
+        return style.empty(style.figure(self._question, "", "", style.caption(None)), NOTHING)
+
+    def update(self, chunk: Any) -> list[dict[str, Any]]:
+        """Return the chart operations for what is new."""
+        self._due, now = self._due or bool(chunk), self._clock()
+        if not self._due or now < self._next_s or not self._traces:
+            return []
+        figure = self._draw(*self._traces)
+        self._next_s, self._due = self._clock() + max(LEAST_PAUSE_S, (self._clock() - now) / SHARE), False
+        return [{"op": "figure", "figure": figure}]

@@ -1,0 +1,203 @@
+"""Variants of an experiment run at once and are drawn side by side while they go on; a panel shows any view."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_playground import SMALL, in_loop, press, until
+
+import gdlab as gd
+from gdlab.panel.chart import change
+from gdlab.panel.playground import Playground
+from gdlab.panel.together import Together, launch_all
+from gdlab.part import ExperimentError
+from gdlab.trace import Trace
+from gdlab.views import VIEWS, live
+from gdlab.views.redrawn import LEAST_PAUSE_S, REDRAWN, SHARE, Redrawn
+
+CLIPS = [{"clip": None}, {"clip": 1.0}, {"clip": gd.Clip(value=1.0)}, {"clip": gd.Clip(normalised=1.0)}]
+LONG = SMALL.replace(updates=1_000_000, compute_time=gd.Constant(0.01))
+
+
+def fake(state: str, message: str = "") -> Any:
+    return SimpleNamespace(state=state, message=message or state, stop=lambda: None)
+
+
+# ---- several runs held as one ----
+
+@pytest.mark.parametrize("states, together", [
+    (("done", "done"), "done"), (("done", "running"), "running"), (("failed", "running"), "running"),
+    (("done", "failed"), "failed"), (("stopped", "done"), "stopped"), (("stopped", "failed"), "failed"),
+    (("starting", "starting"), "starting"), (("done", "starting", "running"), "running"),
+])  # fmt: skip
+def test_runs_held_as_one_go_on_until_the_last_has_ended_and_a_failure_is_not_hidden(
+        states: tuple[str, ...], together: str) -> None:  # fmt: skip
+    assert Together([fake(state) for state in states]).state == together
+
+
+def test_the_message_counts_the_runs_that_go_on_and_at_the_end_speaks_of_the_one_that_failed() -> None:
+    runs = [fake("done", "done: 5 updates"), fake("running", "update 3"), fake("running", "update 4")]
+    assert Together(runs).message == "2 of 3 runs go on at once: update 3"
+    runs[1:] = [fake("failed", "rank 1 was killed"), fake("done")]
+    assert Together(runs).message == "3 runs at once: rank 1 was killed"
+
+
+def test_where_one_cannot_be_launched_those_before_it_are_stopped() -> None:
+    stopped: list[str] = []
+
+    def launch(experiment: gd.Experiment, backend: str) -> Any:
+        if experiment.workers == 3:
+            raise RuntimeError("no room")
+        return SimpleNamespace(stop=lambda: stopped.append(backend))
+
+    with pytest.raises(RuntimeError, match="no room"):
+        launch_all(launch, [SMALL, SMALL, SMALL.replace(workers=3)], "local")
+    assert stopped == ["local", "local"]
+
+
+# ---- the panel ----
+
+def test_one_press_runs_every_variant_and_compares_them(tmp_path: Path) -> None:
+    playground = Playground(SMALL, backend="virtual", figures=["clip", "loss"], variants=CLIPS)
+    assert "4 runs at once, with 8 workers on a simulated clock" in playground.controls.message
+    trace = playground.run_once()
+    entries = playground.history.entries
+    assert [entry.experiment.clip for entry in entries] == [SMALL.replace(**variant).clip for variant in CLIPS]
+    assert trace.folder == entries[0].trace.folder == playground.trace.folder
+    alone = [gd.run(SMALL.replace(**variant), backend="virtual") for variant in CLIPS]
+    for entry, run in zip(entries, alone, strict=True):
+        assert entry.trace.path.tobytes() == run.path.tobytes(), "beside others a run does what it does alone"
+    panels = [line for line in playground.board.charts["clip"].figure["data"] if line["name"] == "loss"]
+    assert len(panels) == 4 and all(len(panel["y"]) == 31 for panel in panels)
+    assert len(playground.board.charts["loss"].figure["data"]) >= 4
+
+
+def test_real_variants_are_drawn_while_they_go_on_and_stop_together(tmp_path: Path) -> None:
+    async def body() -> None:
+        playground = Playground(LONG, figures=["clip"], variants=CLIPS[:2])
+        press(playground, "run")
+
+        def points() -> list[int]:
+            data = playground.board.charts["clip"].figure["data"]
+            return [len(line["x"]) for line in data if line["name"] == "loss"]
+
+        await until(lambda: len(points()) == 2 and min(points()) > 5, "both are drawn live")
+        first = points()
+        await until(lambda: min(points()) > max(first), "both go on")
+        assert "2 of 2 runs go on at once" in playground.controls.message
+        runs = playground.link.run.runs
+        assert all(len(run.pids) == 2 for run in runs) and not set(runs[0].pids) & set(runs[1].pids)
+        press(playground, "stop")
+        await until(lambda: not playground.controls.busy, "they have stopped")
+        assert [run.state for run in runs] == ["stopped", "stopped"] and len(playground.history.entries) == 2
+
+    in_loop(body)
+
+
+def test_a_variant_that_cannot_be_is_refused_before_anything_is_shown_or_started() -> None:
+    with pytest.raises(ExperimentError, match="workers"):
+        Playground(SMALL, variants=[{"workers": 0}])
+    with pytest.raises(ExperimentError, match="magic"):
+        Playground(SMALL, variants=[{"magic": 1}])
+
+    async def body() -> None:
+        playground = Playground(SMALL, variants=[{"strategy": gd.Sync(backups=1, exchange="server")}, {}])
+        playground.form.set("workers", "1")
+        assert playground.controls.tone == "error" and "backups" in playground.controls.message
+        press(playground, "run")
+        assert "Not started" in playground.controls.message and not playground.controls.busy
+
+    in_loop(body)
+
+
+def test_what_the_variants_set_has_no_control() -> None:
+    for show in (None, ["clip", "optimizer.lr"]):
+        playground = Playground(SMALL, show=show, variants=CLIPS)
+        paths = [row.path for row in playground.form.rows]
+        assert "optimizer.lr" in paths and not any(path.startswith("clip") for path in paths)
+    assert Playground(SMALL, show="workers", variants=CLIPS).form.rows[0].path == "workers"
+
+
+# ---- views that are drawn anew ----
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    exp = gd.Experiment(gd.Quadratic((1.0, 4.0)), workers=2, updates=40, precision="mixed_fp16", clip=1.0)
+    return gd.run(exp, backend="virtual", folder=tmp_path_factory.mktemp("narrow") / "run")
+
+
+def test_every_view_can_be_a_panel_s_figure_and_ends_as_the_finished_one(tmp_path: Path) -> None:
+    exp = SMALL.replace(precision="mixed_fp16", clip=1.0)
+    playground = Playground(exp, backend="virtual", figures=list(VIEWS))
+    for name, chart in playground.board.charts.items():
+        assert any(note["name"] == "message" for note in chart.figure["layout"]["annotations"]), name
+    trace = playground.run_once()
+    for name in REDRAWN:
+        drawn, final = playground.board.charts[name].figure["data"], VIEWS[name](trace).data
+        assert [np.size(line.get("x", ())) for line in drawn] == [np.size(line.x) for line in final], name
+        assert any(np.size(line.get("x", ())) for line in drawn), name
+
+
+@pytest.mark.parametrize("name", REDRAWN)
+def test_a_run_s_files_may_end_anywhere_while_it_is_drawn(name: str, narrow: Trace, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for attempt in range(12):
+        folder = Path(shutil.copytree(narrow.folder, tmp_path / str(attempt)))
+        for file in folder.glob("*.bin"):
+            size = file.stat().st_size
+            with file.open("r+b") as opened:
+                opened.truncate(int(rng.integers(0, size + 1)) if rng.random() < 0.7 else size)
+        (operation,) = Redrawn(name, [Trace(folder)]).update([1])
+        state: dict[str, Any] = {"data": [], "layout": {}}
+        change(state, operation)
+        assert state["layout"]["title"]["text"] == REDRAWN[name][1]
+
+
+def test_drawing_anew_takes_a_tenth_of_the_time_at_most_and_leaves_nothing_out(monkeypatch: Any, narrow: Trace) -> None:
+    now, drawn = [0.0], []
+
+    def draw(*traces: Trace) -> Any:
+        drawn.append(now[0])
+        now[0] += 0.2
+        return gd.views.loss(*traces)
+
+    monkeypatch.setitem(REDRAWN, "clip", (draw, "?"))
+    view = Redrawn("clip", [narrow], lambda: now[0])
+    while now[0] < 60.0:
+        view.update([1])
+        now[0] += 0.1
+    assert len(drawn) >= 20 and len(drawn) * 0.2 <= SHARE * 60.0 + 0.2 and min(np.diff(drawn)) >= LEAST_PAUSE_S
+    view.update([1])  # within the pause: kept in mind
+    before = len(drawn)
+    now[0] += 10.0
+    assert view.update([]) and len(drawn) == before + 1, "what came within the pause is drawn after it"
+    now[0] += 10.0
+    assert not view.update([]), "nothing new: nothing drawn"
+
+
+def test_views_of_one_run_show_the_first_of_several(narrow: Trace) -> None:
+    made = live.make(["exponents", "clip"], narrow.experiment, narrow.environment, [narrow, narrow])
+    exponents, clip = (view.update([1])[0]["figure"] for view in made.values())
+    assert len(exponents.data) == len(gd.views.exponents(narrow).data)
+    assert len(clip.data) == len(gd.views.clip(narrow, narrow).data) > len(gd.views.clip(narrow).data) - 1
+
+
+def test_a_run_that_goes_on_is_drawn_by_every_view(tmp_path: Path) -> None:
+    run = gd.launch(LONG.replace(precision="mixed_fp16", clip=1.0), folder=tmp_path / "run")
+    try:
+        views = {name: Redrawn(name, [run.trace]) for name in REDRAWN}
+        deadline = time.monotonic() + 4.0
+        while time.monotonic() < deadline:
+            for view in views.values():
+                view.update([1])
+            time.sleep(0.02)
+        assert run.state == "running"
+    finally:
+        run.stop()
+        run.wait()
