@@ -30,7 +30,7 @@ SLACK = 100_000
 """Versions cannot outnumber pushes; so many are let pass all the same, where a file is still behind another."""
 
 _PUSH_IN_RECORD = np.dtype([("kind", "<i4"), ("push", f"V{PUSH.itemsize}")])
-_MACHINE_COUNTS = ("cores", "ranks", "workers", "threads", "attempt")
+_MACHINE_COUNTS = ("cores", "ranks", "workers", "threads", "attempt", "beside")
 _FLOATS = ("float32", "float64", "<f4", "<f8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ from gdlab.records import (
 )
 
 __all__ = ["EXPONENTS", "PUSH", "Chunk", "EventWriter", "ExponentWriter", "Follower", "LocalPathWriter", "LossWriter",
-           "PathWriter", "Trace", "TraceError", "UpdateWriter", "open_trace", "read_run", "write_json", "write_run",
-           "write_surface"]
+           "PathWriter", "Trace", "TraceError", "UpdateWriter", "open_trace", "read_run", "table_of", "write_json",
+           "write_run", "write_surface"]
 
 
 @dataclass
@@ -278,6 +279,14 @@ class Trace:
         if Path(folder).exists():
             raise TraceError(f"{folder} exists already: nothing was written, give a new name.")
         return Path(shutil.copytree(self.folder, folder))
+
+
+def table_of(traces: Sequence[Trace]) -> Any:
+    """Return the pushes of several runs as one pandas.DataFrame, with the number of each one's run (`run`) in front."""
+    import pandas
+
+    tables = dict(enumerate(trace.to_pandas() for trace in traces))
+    return pandas.concat(tables, names=["run"]).reset_index("run")
 
 
 def open_trace(folder: str | Path) -> Trace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import traitlets
 from gdlab.experiment import Experiment
 from gdlab.panel.widget import PanelWidget, at_once, script
 from gdlab.part import ExperimentError
-from gdlab.trace import Trace
+from gdlab.trace import Trace, table_of
 
 MAX_BYTES = 50_000_000
 """What is sent to the page at most: a larger file is found in the run's folder instead."""
@@ -47,8 +47,12 @@ class Export(PanelWidget):
                   buffers=[data])
 
 
-def file_of(kind: str, trace: Trace, figures: list[Any]) -> bytes:
-    """Return a run as the bytes of a CSV or Parquet table of its pushes, or of a page with its figures."""
+def file_of(kind: str, traces: Sequence[Trace], figures: list[Any]) -> bytes:
+    """Return a run as the bytes of a CSV or Parquet table of its pushes, or of a page with its figures.
+
+    Of several runs the table has the pushes one after another, with the number of each one's run (`run`) in front.
+    """
+    trace = traces[0]
     if kind == "html":
         from plotly.offline import get_plotlyjs
 
@@ -57,7 +61,10 @@ def file_of(kind: str, trace: Trace, figures: list[Any]) -> bytes:
         return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>".encode()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"pushes.{kind}")
-        getattr(trace, f"to_{kind}")(file)
+        if len(traces) == 1:
+            getattr(trace, f"to_{kind}")(file)
+            return file.read_bytes()
+        getattr(table_of(traces), f"to_{kind}")(file, index=False)
         return file.read_bytes()
 
 

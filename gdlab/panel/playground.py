@@ -245,7 +245,7 @@ class Playground:
 
         def make() -> bytes:
             figures = list(self.board.figures(latest, shown).values()) if kind == "html" else []
-            return export.file_of(kind, latest[0], figures)
+            return export.file_of(kind, latest, figures)
 
         self.link.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
                         lambda error: self.controls.say(f"No {kind} file: {error}", "error"))

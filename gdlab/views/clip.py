@@ -27,10 +27,11 @@ NO_VECTORS = "No gradient of two parameters has been sampled yet."
 def clip(*traces: Trace) -> go.Figure:
     """Draw the gradients' norms with the threshold, and below the scale applied; several runs: a panel each.
 
-    There the loss is drawn, and as points the share of the norm that clipping takes away.
+    There the loss is drawn, and as points the share of the norm that clipping takes away (0 where it lengthens).
     """
     if len(traces) != 1:
-        return side_by_side(traces, QUESTION, lambda rows: 1.0 - rows["clip_scale"], "norm clipped away")
+        return side_by_side(traces, QUESTION, lambda rows: 1.0 - np.minimum(1.0, rows["clip_scale"]),
+                            "norm clipped away")
     (trace,) = traces
     fig, rows = grad_norm(trace), trace.pushes
     x, y = line(rows["read_version"], rows["clip_scale"])

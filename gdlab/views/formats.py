@@ -60,9 +60,9 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
     fig.update_yaxes(range=[-0.02, 1.03], showgrid=False, tickformat=".0%", tickvals=[0.5, 1],
                      showticklabels=False, secondary_y=True)
     fig.update_yaxes(title_text=label, showticklabels=True, col=columns, secondary_y=True)
-    if not any(len(part.x) for part in fig.data):
-        return style.empty(fig, NOTHING)
     fig.for_each_annotation(lambda title: title.update(y=0.93 * title.y, font_size=11))  # room below the captions
     fig.for_each_yaxis(lambda axis: axis.update(domain=[0.93 * end for end in axis.domain]), secondary_y=False)
+    if not any(len(part.x) for part in fig.data):
+        return style.empty(fig, NOTHING)
     fig.layout.update(style.remark(fig, *notes))
     return style.describe(fig, " ".join([question, *sentences]))

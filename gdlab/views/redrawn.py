@@ -39,11 +39,11 @@ REDRAWN: dict[str, tuple[Callable[..., go.Figure], str]] = {
 SEVERAL = ("lost_updates", "formats", "clip")
 """Those that show runs side by side; the others show the first."""
 
-LEAST_PAUSE_S, SHARE = 0.5, 0.1
+LEAST_PAUSE_S, SHARE = 0.5, 0.25
 
 
 class Redrawn:
-    """A view drawn anew while a run goes on, twice a second at most and in a tenth of the time at most."""
+    """A view drawn anew while a run goes on, twice a second at most and in a quarter of the time at most."""
 
     def __init__(self, name: str, traces: Sequence[Trace] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._draw, self._question = REDRAWN[name]

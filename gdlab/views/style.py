@@ -85,7 +85,10 @@ def caption(environment: Mapping[str, Any] | None) -> str:
     words = [_count(ranks, "rank") if ranks else "ranks"]
     if cores:
         words[0] += f" on {_count(cores, 'core')}"
-    if ranks and cores and ranks > cores and device == "cpu":
+    beside = env.get("beside") or 0
+    if beside:
+        words.append(f"{_count(beside, 'rank')} of other runs beside")
+    if ranks and cores and ranks + beside > cores and device == "cpu":
         words.append("oversubscribed")
     if threads:
         words.append(f"{_count(threads, 'thread')} each")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Server, wait_until
+from servers import Server, ranks, wait_until
 from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
 from test_jupyterlab_browser import open_lab
 
@@ -114,6 +114,7 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
     asked.get_by_role("button", name="Commit").focus()
     page.keyboard.press("Enter")
     wait_until(lambda: "Locked: you predict" in said(asked) and "to 50" in said(asked), 20, "the range is locked")
+    four_runs_side_by_side(page, dashboard, artifacts / "lesson-05-side-by-side.png")
     keep(page, artifacts / "lesson-05-range.png")
     for width in (1280, 700, 400):
         page.set_viewport_size({"width": width, "height": 900})
@@ -123,6 +124,26 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
         assert box.get_attribute("aria-labelledby"), "a screen reader is told what is asked"
     assert not page.problems
     close(page)
+
+
+PANELS = """(panel) => panel.querySelector('.gd-figure-clip .js-plotly-plot').data
+    .filter((line) => line.name === "loss").map((line) => line.x.length)"""
+
+
+def four_runs_side_by_side(page: Any, server: Server, picture: Path) -> None:
+    """Start the lesson's four variants, see all of them grow at once, and stop them."""
+    panel = page.locator(".gd-panel", has=page.locator(".gd-run")).filter(has_text="average of the three clipped")
+    panel.get_by_role("textbox", name="What is the average").fill("0")
+    panel.get_by_role("button", name="Commit").click()
+    wait_until(lambda: "with 12 real worker processes" in panel.locator(".gd-status").inner_text(), 20, "it may run")
+    panel.get_by_role("button", name="Run", exact=True).click()
+    first = wait_until(lambda: min(now := panel.evaluate(PANELS) or [0]) > 3 and now, 60, "four panels are drawn")
+    assert len(first) == 4 and len(ranks(server)) >= 12
+    wait_until(lambda: min(panel.evaluate(PANELS)) > max(first), 30, "all of them grow")
+    panel.screenshot(path=picture)
+    panel.locator(".gd-stop").evaluate("(button) => button.click()")  # it may have ended by itself
+    wait_until(lambda: not ranks(server), 20, "no worker process is left")
+    wait_until(lambda: panel.locator(".gd-history tbody tr").count() == 4, 20, "four runs are kept")
 
 
 @pytest.mark.parametrize("width", [700, 770, 1280])
