@@ -221,6 +221,30 @@ def test_progress_stays_in_memory_where_nothing_can_be_written(tmp_path: Path, m
     assert gd.progress().entries["Where?"]["right"] is True
 
 
+def test_a_dashboard_s_readers_see_and_export_their_own_answers_only(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("VOILA_REQUEST_URL", "http://127.0.0.1/voila/render/04_precision.ipynb")
+    first, second, runs = "1" * 32, "2" * 32, tmp_path / "runs"
+
+    def page(reader: str, question: str) -> gd.panel.progress.Progress:
+        Progress.here, Progress.reader = {}, ""  # each page has a kernel of its own
+        gd.check(question, correct=1).answer(1)
+        shown = gd.progress()
+        assert set(shown.entries) == {question}, "before the page has told whose it is, nobody's file is read"
+        shown._view._handle_custom_msg({"take": reader}, [])
+        return shown
+
+    assert set(page(first, "One?").entries) == {"One?"}
+    assert set(page(second, "Two?").entries) == {"Two?"}
+    again = page(first, "Three?")
+    assert set(again.entries) == {"One?", "Three?"} and "1 more from before" in again._view.view["message"]
+    assert set(json.loads(again._view.view["file"])["pieces"]) == {"One?", "Three?"}
+    assert sorted(path.name for path in runs.iterdir()) == [f"progress-{first}.json", f"progress-{second}.json"]
+    for bad in ("", "../" * 10 + "x", "1" * 31, "g" * 32, None, ["1"], {"a": 1}):
+        assert set(page(bad, "Four?").entries) == {"Four?"}
+    assert len(list(runs.iterdir())) == 2
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_any_finite_number_is_read_back_as_it_was_written(value: float) -> None:
     assert number(repr(value)) == value == number(value)

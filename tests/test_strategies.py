@@ -95,13 +95,6 @@ class AnyOrder(RuleBasedStateMachine):
             # Nobody is held back without need either.
             assert all(self.clock[w] - slowest > self.bound for w in range(self.workers) if w not in self.computing)
 
-    @invariant()
-    def who_is_waited_for_is_computing(self):
-        if hasattr(self, "machine"):
-            assert set(self.machine.waiting_for) <= set(self.computing)
-            idle = self.workers - len(self.computing)
-            assert bool(self.machine.waiting_for) == bool(idle)
-
 
 AnyOrder.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
@@ -111,7 +104,6 @@ def test_a_barrier_combines_in_rank_order_whoever_was_first():
     barrier = Barrier(3)
     assert barrier.push(2, 0, 0).apply == ()
     assert barrier.push(0, 0, 0).released == ()
-    assert barrier.waiting_for == (1,)
     decision = barrier.push(1, 0, 0)
     assert decision.apply == ((0, 0), (1, 0), (2, 0))
     assert decision.staleness == (0, 0, 0)
@@ -158,7 +150,6 @@ def test_a_bound_holds_the_fast_one_until_the_slowest_has_pushed():
     free = Free(2, staleness_bound=1)
     assert free.push(0, 0, 0).released == (0,)
     assert free.push(0, 1, 1).released == ()
-    assert free.waiting_for == (1,)
     decision = free.push(1, 0, 0)
     assert decision.released == (0, 1)
     assert decision.staleness == (2,)

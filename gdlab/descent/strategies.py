@@ -48,10 +48,6 @@ class Machine(Protocol):
     def pending(self) -> tuple[PushKey, ...]:
         """Pushes received and not yet applied, in order of arrival."""
 
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        """Workers that keep others from going on; empty if nobody waits."""
-
 
 class Barrier:
     """Synchronous descent: one version from the first N - b pushes of a round, then everybody starts together.
@@ -96,11 +92,6 @@ class Barrier:
     def pending(self) -> tuple[PushKey, ...]:
         """Pushes of the round so far."""
         return tuple(self._received.items())
-
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        """Workers that have not pushed in a round where somebody has."""
-        return tuple(w for w in self._everybody if w not in self._received) if self._received else ()
 
 
 class Free:
@@ -177,13 +168,6 @@ class Free:
     def pending(self) -> tuple[PushKey, ...]:
         """Pushes of the incomplete batch."""
         return tuple(key for key, _ in self._buffer)
-
-    @property
-    def waiting_for(self) -> tuple[int, ...]:
-        """The slowest workers, if the bound holds somebody back."""
-        if not self._blocked:
-            return ()
-        return tuple(w for w in range(self.workers) if self._clock[w] == self._slowest)
 
 
 def machine(strategy: Sync | Async | LocalSGD, workers: int) -> Machine:

@@ -126,7 +126,22 @@ const comparison = () => {
   };
 };
 
-const progress = () => {
+// The name under which this browser keeps its reader's answers apart from other readers' on the same server.
+const reader = () => {
+  try {
+    const known = localStorage.getItem("gdlab-reader");
+    if (known) return known;
+    const bytes = crypto.getRandomValues(new Uint8Array(16));
+    const name = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+    localStorage.setItem("gdlab-reader", name);
+    return name;
+  } catch {
+    return ""; // a browser that keeps nothing
+  }
+};
+
+const progress = (model) => {
+  model.send({ take: reader() });
   const body = make("tbody");
   const head = make("tr", {}, ...["Question", "Your answer", "Outcome"].map((text) => make("th", { scope: "col" }, text)));
   const table = make("table", {}, make("caption", {}, "Your progress"), make("thead", {}, head), body);

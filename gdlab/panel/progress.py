@@ -1,9 +1,10 @@
-"""How far a reader is: every prediction and check, kept in memory and in the reader's runs folder."""
+"""How far a reader is: every prediction and check, kept in memory and in a file of the reader's own."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,9 +17,16 @@ from gdlab.panel.piece import PieceView
 EMPTY = "Nothing to answer yet: predictions and checks appear here as you meet them."
 
 
-def file() -> Path:
-    """Return where progress is kept: progress.json in $GDLAB_RUNS, else in ./runs."""
-    return Path(os.environ.get("GDLAB_RUNS") or "runs").absolute() / "progress.json"
+def file() -> Path | None:
+    """Return where progress is kept: progress.json in $GDLAB_RUNS, else in ./runs.
+
+    A dashboard's readers share the folder, so each has a file of their own there, under the name that their browser
+    keeps; None until the page has told it.
+    """
+    folder = Path(os.environ.get("GDLAB_RUNS") or "runs").absolute()
+    if not os.environ.get("VOILA_REQUEST_URL"):
+        return folder / "progress.json"
+    return folder / f"progress-{Progress.reader}.json" if Progress.reader else None
 
 
 def lab() -> str:
@@ -31,10 +39,11 @@ class Progress:
     """Hold what the reader has answered: question -> kind, lab, answer, right (None: not known yet), attempts, time."""
 
     here: ClassVar[dict[str, dict[str, Any]]] = {}
+    reader: ClassVar[str] = ""
     _shown: ClassVar[list[Progress]] = []
 
     def __init__(self, pieces: Iterable[Any]) -> None:
-        self._view = PieceView(mode="progress")
+        self._view = PieceView(self._meet, mode="progress")
         self.widget = ipywidgets.Box([*(piece.widget for piece in pieces), self._view], _dom_classes=("gd-compared",))
         self._draw()
         Progress._shown.append(self)
@@ -42,11 +51,16 @@ class Progress:
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.widget._repr_mimebundle_(**options)
 
+    def _meet(self, reader: Any) -> None:
+        """Take the name under which a page's browser knows its reader; what was answered until then is kept."""
+        if isinstance(reader, str) and re.fullmatch("[0-9a-f]{32}", reader) and reader != Progress.reader:
+            Progress.reader = reader
+            _keep()
+
     @property
     def entries(self) -> dict[str, dict[str, Any]]:
         """Everything that is known of this reader: answers of earlier sessions, then those of this one."""
-        given = {question: entry for question, entry in Progress.here.items() if entry["attempts"]}
-        return {**_read(), **given}
+        return {**_read(), **_given()}
 
     def to_json(self) -> str:
         """Return it all as JSON text."""
@@ -74,12 +88,21 @@ def record(question: str, kind: str, answer: str = "", right: bool | None = None
     """Note where a piece stands; what cannot be written to the file stays in memory."""
     entry = {"kind": kind, "lab": lab(), "answer": answer, "right": right, "attempts": attempts}
     Progress.here[question] = entry | {"at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    if attempts:
-        path = file()
+    _keep()
+
+
+def _given() -> dict[str, dict[str, Any]]:
+    return {question: entry for question, entry in Progress.here.items() if entry["attempts"]}
+
+
+def _keep() -> None:
+    """Write the file, if there is anything to write, and draw the tables anew."""
+    path, given = file(), _given()
+    if path is not None and given:
         beside = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({**_read(), question: Progress.here[question]}, indent=1), encoding="utf-8")
+            beside.write_text(json.dumps({**_read(), **given}, indent=1), encoding="utf-8")
             beside.replace(path)  # a reader of the file sees the old text or the new one, never half of it
         except OSError:
             pass
@@ -88,8 +111,11 @@ def record(question: str, kind: str, answer: str = "", right: bool | None = None
 
 
 def _read() -> dict[str, Any]:
+    path = file()
+    if path is None:
+        return {}
     try:
-        kept = json.loads(file().read_text(encoding="utf-8"))
+        kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

@@ -95,6 +95,9 @@ def test_a_lesson_from_prediction_to_progress(page: Any, dashboard: Server, arti
     pieces = json.loads((tmp_path / "progress.json").read_text())["pieces"]
     mine = pieces["You halve the learning rate, to be more careful, and stay in bf16. Where does the weight stop?"]
     assert mine["right"] is True and mine["attempts"] == 2 and mine["lab"] == "04_precision"
+    reader = page.evaluate("localStorage.getItem('gdlab-reader')")
+    kept = dashboard.log.parent / "runs" / f"progress-{reader}.json"
+    assert json.loads(kept.read_text()) == pieces, "other readers of this server have files of their own"
     assert not page.problems
     close(page)
 
