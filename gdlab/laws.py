@@ -81,7 +81,7 @@ def _above(x: Any, low: float) -> np.ndarray:
 class Constant(Law):
     """Take the same time every step."""
 
-    value: float = _seconds(0.05, "time", "Every step takes this long", ge=0, gt=None)
+    value: float = _seconds(0.05, "time of a step", "Every step takes this long", ge=0, gt=None)
     kind: Literal["Constant"] = "Constant"
 
     @property
