@@ -71,10 +71,12 @@ def silent(job) -> None:
 
 
 def differs(job) -> None:
-    """Rank 1 enters a collective with another number of elements than the others."""
+    """Rank 1 enters a collective with another number of elements than the others, of whom rank 0 comes late."""
     heart = Heart(job.folder)
     slot = heart.slot(job.slot)
     heart.t0 = time.monotonic()
+    if job.index == 0:
+        time.sleep(0.5)
     slot.collective(1, 11 if job.index == 1 else 10, 2)
     time.sleep(60)
 

@@ -145,7 +145,8 @@ class Supervision:
             inside = [name for name in silent if self._slots[name].phase == "communicating"]
             guilty = self._behind(inside)
             if not guilty and set(inside) >= {name for name in self.crew.names if name.startswith("rank")}:
-                guilty = inside  # Nobody is late, and yet nobody comes out.
+                # Only now: of the first two to be there nobody can tell whose is the odd one.
+                guilty = self._odd(inside) or inside  # Nobody is late, and yet nobody comes out.
         if guilty:
             self._silent(guilty[0], now)
 
@@ -158,9 +159,9 @@ class Supervision:
         if not names:
             return []
         last = max(self._slots[name].sequence for name in names)
-        behind = [name for name in names if self._slots[name].sequence < last]
-        if behind:
-            return behind
+        return [name for name in names if self._slots[name].sequence < last]
+
+    def _odd(self, names: list[str]) -> list[str]:
         prints = [self._slots[name].fingerprint for name in names]
         usual = max(prints, key=prints.count)
         return [name for name, fingerprint in zip(names, prints, strict=True) if fingerprint != usual]
