@@ -214,17 +214,20 @@ class Supervision:
         run, heart = self.run, self.run.heart
         if not run._pids or (not heart.t0 and not heart.reason):
             return
-        run._state = "running"
+        run._message = self._going_on(now)
+        run._state = "running"  # After the sentence, which whoever sees the state may read.
+
+    def _going_on(self, now: float) -> str:
+        run, heart = self.run, self.run.heart
         if heart.reason:
-            run._message = f"finishing: measuring the loss after {_count(self._version(), 'update')}"
-            return
+            return f"finishing: measuring the loss after {_count(self._version(), 'update')}"
         experiment = run.experiment
         text = f"running: {self._people()}, {self._version():,}"
         text += f" of {experiment.updates:,} updates" if experiment.updates else " updates"
         if experiment.seconds and run.backend != "virtual":
             text += f", {now - heart.t0:.1f} of {experiment.seconds:g} s"
         late = self._late(now)
-        run._message = text + (f"; waiting for rank{'s' if len(late) > 1 else ''} {', '.join(late)}" if late else "")
+        return text + (f"; waiting for rank{'s' if len(late) > 1 else ''} {', '.join(late)}" if late else "")
 
     def _late(self, now: float) -> list[str]:
         """Return the ranks that keep others waiting for long enough to be worth a word."""
