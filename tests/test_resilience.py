@@ -28,8 +28,11 @@ TWO = gd.Experiment(problem=gd.Quadratic(), workers=2)
 
 
 def running() -> Run:
+    """Launch a run and wait until each of its processes lives: the first to be there is enough for its state."""
     run = gd.launch(TWO)
     until(lambda: run.state == "running", "the run runs")
+    slots = [run.heart.slot(at) for at in range(run.heart.slots)]
+    until(lambda: all(slot.phase == "sleeping" for slot in slots), "every process beats")
     return run
 
 
