@@ -138,11 +138,13 @@ def test_a_dead_zygote_fails_its_runs_and_the_next_launch_starts_another(monkeyp
 
 
 def test_an_idle_zygote_leaves_and_comes_back_when_needed(monkeypatch):
-    monkeypatch.setattr(launcher, "IDLE_S", 0.2)
     mine = launcher.Launcher()
     try:
         assert mine.warm(PATIENCE_S)
-        until(lambda: mine._link is None, "the zygote has left")
+        with monkeypatch.context() as impatient:
+            impatient.setattr(launcher, "IDLE_S", 0.2)
+            mine.wake()
+            until(lambda: mine._link is None, "the zygote has left")
         assert mine.warm(PATIENCE_S)
     finally:
         mine.close()

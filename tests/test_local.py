@@ -125,7 +125,10 @@ def test_asynchronous_pushes_are_each_applied_once_with_their_true_staleness():
     assert np.array_equal(rows["staleness"], rows["version"] - 1 - rows["read_version"])
     keys = set(trace.pushes[["worker", "step"]].tolist())
     assert len(keys) == len(trace.pushes)
-    assert 2.0 < rows["staleness"].mean() < 3.5
+    # Each update is one that every other worker waits through, once, however slow the machine makes it.
+    last_read = np.zeros(4, dtype=int)
+    np.maximum.at(last_read, rows["worker"], rows["version"])
+    assert rows["staleness"].sum() + (400 - last_read).sum() == 3 * 400
     for worker in range(4):
         steps = np.sort(trace.pushes["step"][trace.pushes["worker"] == worker])
         assert np.array_equal(steps, np.arange(len(steps)))
@@ -147,8 +150,10 @@ def test_backup_workers_drop_the_late_pushes_and_use_up_their_steps():
     trace = gd.run(quick(strategy=gd.Sync(backups=1, exchange="server"), compute_time=gd.Exponential(0.01)))
     rows = trace.applied
     assert np.array_equal(np.bincount(rows["version"])[1:], np.full(30, 3))
-    dropped = trace.pushes[trace.pushes["version"] < 0]
-    assert len(dropped) >= 20
+    dropped = trace.pushes[(trace.pushes["version"] < 0) & (trace.pushes["read_version"] < 30)]
+    made = set(rows[["version", "worker"]].tolist())
+    late = {(version, worker) for version in range(1, 31) for worker in range(4)} - made
+    assert len(dropped) and {(push["read_version"] + 1, push["worker"]) for push in dropped} <= late
     keys = trace.pushes[["worker", "step"]].tolist()
     assert len(set(keys)) == len(keys)
 

@@ -207,6 +207,7 @@ def test_at_most_ten_frames_a_second_and_the_last_is_always_delivered(monkeypatc
         began = time.monotonic()
         assert joined.start([SMALL], "local") and joined.busy and not joined.start([SMALL], "local")
         await asyncio.sleep(0.5)
+        await until(lambda: frames, "a first frame was delivered")
         run.state = "done"
         await until(lambda: ended, "the end was told")
         assert 2 <= len(frames) <= 2 + (time.monotonic() - began) / link.FRAME_S

@@ -225,8 +225,8 @@ class Launcher:
             self._abandon(supervision, f"The process that starts workers ended ({last}): launch again.")
 
     def _lose_link(self) -> str:
+        self._warm.clear()  # First: whoever sees no link may ask for the next one at once, and must wait for that.
         link, self._link = self._link, None
-        self._warm.clear()
         return link.close() if link else ""
 
     def _try(self, supervision: Supervision, act: Callable[..., Any], *arguments: Any) -> Any:
