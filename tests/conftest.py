@@ -190,6 +190,8 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def jupyterlab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Give JupyterLab as `gdlab lab` starts it, on a free port; `.token` opens it."""
     folder = tmp_path_factory.mktemp("jupyterlab")
-    words = ["-m", "gdlab", "lab", "--no-browser", "--port", "{port}"]
+    # A copy: JupyterLab saves an open notebook every two minutes, outputs and all, and other tests read the labs.
+    labs = shutil.copytree(ROOT / "labs", folder / "labs", ignore=shutil.ignore_patterns(".*"))
+    words = ["-m", "gdlab", "lab", "--no-browser", "--port", "{port}", str(labs)]
     with serving(words, folder, token=uuid.uuid4().hex, ready="/api") as server:
         yield server
