@@ -35,11 +35,21 @@ export default {
         : "The notebook is still running its cells: this panel answers when they are done.";
       document.body.append(note);
     };
+    // A kernel that opens the beats' own channel in the middle of a cell says afterwards that it is idle, and so does its
+    // status here. So what it says of its cells is listened to as well, until it restarts or ends.
+    const cells = model.widget_manager?.kernel;
+    let inCell = cells?.status === "busy";
+    const heard = (_, { header, parent_header, content }) => {
+      if (header.msg_type === "status" && parent_header.msg_type === "execute_request")
+        inCell = content.execution_state === "busy";
+    };
+    const became = (_, status) => (inCell &&= status === "busy" || status === "idle");
     // A kernel whose connection holds and that says it is busy is alive, however long a cell takes. A dashboard runs no
     // more cells once its page is there, and its server may not tell of a kernel's end, so there patience has an end.
     const busy = (silent_ms, limit_ms) => {
       const kernel = model.widget_manager?.kernel;
-      const alive = kernel?.status === "busy" && kernel.connectionStatus === "connected";
+      const works = kernel?.status === "busy" || (!dashboard && inCell);
+      const alive = works && kernel?.connectionStatus === "connected";
       return alive && (!dashboard || silent_ms < 2 * limit_ms);
     };
     const beat = (more = {}) => {
@@ -70,6 +80,8 @@ export default {
     const turned = () => beat();
 
     model.on("msg:custom", answered);
+    cells?.iopubMessage?.connect(heard);
+    cells?.statusChanged?.connect(became);
     addEventListener("pagehide", away);
     document.addEventListener("visibilitychange", turned);
     beat();
@@ -78,6 +90,8 @@ export default {
       clearInterval(timer);
       hide();
       model.off("msg:custom", answered);
+      cells?.iopubMessage?.disconnect(heard);
+      cells?.statusChanged?.disconnect(became);
       removeEventListener("pagehide", away);
       document.removeEventListener("visibilitychange", turned);
     };

@@ -101,14 +101,16 @@ def test_the_dark_theme_is_followed(page: Any, jupyterlab: Server, artifacts: Pa
     page.wait_for_function("() => document.querySelectorAll('.gd-history tbody tr').length === 1", timeout=60_000)
     page.wait_for_timeout(1000)
     page.screenshot(path=artifacts / "jupyterlab-dark.png")
-    ink = page.locator(".js-plotly-plot .gtitle").first.evaluate("(t) => getComputedStyle(t).fill")
-    assert min(map(int, re.findall(r"\d+", ink)[:3])) > 150, "light ink on a dark page"
+    title = page.locator(".js-plotly-plot .gtitle").first
+    ink = lambda: re.findall(r"\d+", title.evaluate("(t) => getComputedStyle(t).fill"))[:3]
+    wait_until(lambda: min(map(int, ink())) > 150, 20, "the ink is light on a dark page")
     assert not page.problems
 
 
 def test_a_busy_notebook_is_not_called_dead_and_a_dead_one_is(page: Any, tmp_path: Path) -> None:
-    panel = "import time, gdlab as gd\np = gd.Playground(figures=[])\np.heartbeat.answer_within_s = 3.0\np"
-    cells = [nbformat.v4.new_code_cell(source) for source in (panel, "time.sleep(7)", "time.sleep(7)")]
+    panel = "import os, time, gdlab as gd\np = gd.Playground(figures=[])\np.heartbeat.answer_within_s = 3.0\np"
+    first = "while not os.path.exists('noticed'):\n    time.sleep(0.1)"
+    cells = [nbformat.v4.new_code_cell(source) for source in (panel, first, "time.sleep(4)")]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), tmp_path / "busy.ipynb")
     words = ["-m", "jupyterlab", "--no-browser", "--port", "{port}", "--ServerApp.port_retries=0", "--allow-root"]
@@ -118,6 +120,7 @@ def test_a_busy_notebook_is_not_called_dead_and_a_dead_one_is(page: Any, tmp_pat
         page.locator(".gd-busy").filter(has_text="still running its cells").wait_for(timeout=30_000)
         page.get_by_role("menuitem", name="Kernel", exact=True).click()  # nothing covers the menus
         page.keyboard.press("Escape")
+        (tmp_path / "noticed").touch()
         page.locator(".gd-busy").wait_for(state="detached", timeout=30_000)
         assert page.locator(".gd-gone").count() == 0
         server.kernels()[0].kill()
