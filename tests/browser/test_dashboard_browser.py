@@ -14,7 +14,10 @@ from servers import POINTS, Server, ranks, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-HIDDEN_OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# The figures follow the page's width when the browser gets to it, so this is waited for.
+NOTHING_OVERFLOWS = """() => document.documentElement.scrollWidth === document.documentElement.clientWidth
+    && [...document.querySelectorAll(".js-plotly-plot")].map((plot) => plot.getBoundingClientRect())
+        .every((box) => box.left >= 0 && box.right <= innerWidth)"""
 
 
 def open_lab(page: Any, server: Server, query: str = "", lab: str = "00_start") -> Any:
@@ -39,6 +42,12 @@ def status(page: Any) -> str:
 
 def press(page: Any, name: str) -> None:
     page.get_by_role("button", name=name, exact=True).click()
+
+
+def copied_link(page: Any) -> str:
+    """Return the link of what the kernel has heard so far: one that was shown earlier does not change."""
+    press(page, "Copy link")
+    return page.get_by_label("Link to these settings").input_value()
 
 
 def finish(page: Any, timeout_s: float = 60) -> None:
@@ -150,9 +159,7 @@ def test_a_link_opens_the_same_settings_and_a_bad_one_is_explained(
     set_knob(page, "Workers", "5")
     page.get_by_label("Strategy", exact=True).select_option("Async")
     wait_until(lambda: "5 real worker processes" in status(page), 10, "the knobs arrived")
-    press(page, "Copy link")
-    field = page.get_by_label("Link to these settings")
-    link = wait_until(lambda: "Async" in (text := field.input_value()) and text, 20, "the link names the strategy")
+    link = wait_until(lambda: "Async" in (text := copied_link(page)) and text, 20, "the link names the strategy")
     assert link.startswith(dashboard.url) and "workers=5" in link
     page.goto(link)
     page.get_by_role("button", name="Run", exact=True).wait_for(timeout=90_000)
@@ -191,10 +198,7 @@ def test_after_runs_nothing_overflows_in_either_theme(
         page.set_viewport_size({"width": width, "height": height})
         page.wait_for_timeout(800)
         page.screenshot(path=artifacts / f"dashboard-{theme}-{width}.png")
-        assert page.evaluate(HIDDEN_OVERFLOW) == 0
-        for plot in page.locator(".js-plotly-plot").all():
-            box = plot.bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        page.wait_for_function(NOTHING_OVERFLOWS, timeout=20_000)
     page.set_viewport_size({"width": 1280, "height": 900})
     run = page.get_by_role("button", name="Run", exact=True).bounding_box()
     assert run["y"] + run["height"] < 400, "a newcomer sees Run without scrolling"
@@ -206,6 +210,7 @@ def test_a_lesson_shows_its_run_and_only_its_knobs(page: Any, dashboard: Server,
     open_lab(page, dashboard, lab="03_staleness")
     wait_until(lambda: page.evaluate(POINTS, "loss") > 100, 20, "the lesson's own run is drawn")
     assert page.locator(".gd-figure").count() == 2
+    page.locator(".gd-row label").nth(3).wait_for()
     labels = page.locator(".gd-row label").all_inner_texts()
     assert labels[0].startswith("Workers") and len(labels) == 4
     page.screenshot(path=artifacts / "lesson-03.png", full_page=True)

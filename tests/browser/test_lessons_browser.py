@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from servers import Server, ranks, wait_until
-from test_dashboard_browser import HIDDEN_OVERFLOW, close, finish, press, status
+from test_dashboard_browser import NOTHING_OVERFLOWS, close, finish, press, status
 from test_jupyterlab_browser import open_lab
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -72,7 +72,7 @@ def test_a_lesson_from_prediction_to_progress(page: Any, dashboard: Server, arti
     asked.get_by_role("button", name="Commit").click()
     wait_until(lambda: "Locked: you predict 1. Now press Run." in said(asked), 20, "the prediction is locked")
     assert field.is_disabled() and asked.get_by_role("button").is_disabled()
-    assert "run has ended" in results(page)[1]
+    wait_until(lambda: "run has ended" in results(page)[1], 20, "the comparison waits for the run")
 
     press(page, "Run")
     wait_until(lambda: "120 of 120" in page.locator(".gd-count").inner_text(), 90, "the real run has ended")
@@ -121,8 +121,7 @@ def test_a_range_is_drawn_with_the_keyboard_and_nothing_overflows(
     keep(page, artifacts / "lesson-05-range.png")
     for width in (1280, 700, 400):
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(300)
-        assert page.evaluate(HIDDEN_OVERFLOW) == 0
+        page.wait_for_function(NOTHING_OVERFLOWS, timeout=20_000)
     for box in page.locator(".gd-box form").all():
         assert box.get_attribute("aria-labelledby"), "a screen reader is told what is asked"
     assert not page.problems
