@@ -43,6 +43,7 @@ export default {
       box.append(node);
       return node;
     };
+    let asked_ms = 0;
     const copy = async () => {
       const link = `${page(model.get("path"))}?${model.get("query")}`;
       shown.value = link;
@@ -62,7 +63,7 @@ export default {
         save(`${model.get("name")}-${index + 1}.png`, await (await fetch(data)).blob());
       }
     };
-    button("Copy link", "A link that opens these settings", copy);
+    button("Copy link", "A link that opens these settings", () => ((asked_ms = Date.now()), copy()));
     const files = [
       button("CSV", "Every push of the last run as a table", () => model.send({ make: "csv" })),
       button("Parquet", "Every push of the last run, typed and small", () => model.send({ make: "parquet" })),
@@ -79,7 +80,8 @@ export default {
       if (message.file) save(message.file, new Blob([buffers[0]], { type: message.type }));
       note.textContent = message.note ?? "";
     };
-    const stale = () => (shown.hidden = true);
+    // A knob turned just before may arrive just after: then the link is copied once more.
+    const stale = () => (Date.now() - asked_ms < 1000 ? copy() : (shown.hidden = true));
     model.on("change:ready", draw);
     model.on("change:query", stale);
     model.on("msg:custom", receive);

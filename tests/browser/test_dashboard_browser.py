@@ -171,6 +171,21 @@ def test_a_link_opens_the_same_settings_and_a_bad_one_is_explained(
     close(page)
 
 
+def test_a_link_copied_in_the_moment_after_a_knob_was_turned_has_the_knob_in_it(page: Any, dashboard: Server) -> None:
+    open_lab(page, dashboard)
+    page.evaluate("""() => {
+        const knob = [...document.querySelectorAll("select")].find((node) => node.ariaLabel === "Strategy"
+            || node.labels?.[0]?.textContent.startsWith("Strategy"));
+        knob.value = "Async";
+        knob.dispatchEvent(new Event("change", { bubbles: true }));
+        [...document.querySelectorAll("button")].find((node) => node.textContent === "Copy link").click();
+    }""")  # sooner than any answer of the kernel
+    field = page.get_by_label("Link to these settings")
+    wait_until(lambda: "Async" in field.input_value(), 20, "the link names the strategy")
+    assert field.is_visible()
+    close(page)
+
+
 def test_files_are_saved_from_the_page(page: Any, dashboard: Server, tmp_path: Path) -> None:
     open_lab(page, dashboard, "problem=Quadratic&workers=2&updates=20")
     press(page, "Run")
