@@ -281,12 +281,17 @@ class Trace:
         return Path(shutil.copytree(self.folder, folder))
 
 
-def table_of(traces: Sequence[Trace]) -> Any:
-    """Return the pushes of several runs as one pandas.DataFrame, with the number of each one's run (`run`) in front."""
+def table_of(traces: Sequence[Trace], names: Sequence[str]) -> Any:
+    """Return the pushes of several runs as one pandas.DataFrame, each one's run (`run`) in front, by its name.
+
+    `.attrs["gdlab.experiments"]`: name -> the experiment as JSON.
+    """
     import pandas
 
-    tables = dict(enumerate(trace.to_pandas() for trace in traces))
-    return pandas.concat(tables, names=["run"]).reset_index("run")
+    table = pandas.concat(dict(zip(names, (trace.to_pandas() for trace in traces), strict=True)), names=["run"])
+    table.attrs["gdlab.experiments"] = {name: trace.experiment.to_json()
+                                        for name, trace in zip(names, traces, strict=True)}
+    return table.reset_index("run")
 
 
 def open_trace(folder: str | Path) -> Trace:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gdlab"
 # A small helper package: this number goes up only with a subject that the labs need.
-MOST_LINES = 8700
+MOST_LINES = 8800
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 NUMERIC = {"numpy", "scipy", "ml_dtypes"}
@@ -120,7 +120,7 @@ def test_nothing_imports_the_panel_or_the_command_line(path: Path) -> None:
 
 
 def test_the_panel_takes_only_launch_and_its_run_from_the_backends() -> None:
-    allowed = {"", "launch", "warm", "Run", "RankFailed"}
+    allowed = {"", "launch", "launch_all", "warm", "Run", "RankFailed"}
     for path in (PACKAGE / "panel").rglob("*.py"):
         for module, _ in imports(path):
             if own_layer(module) == "backends":

@@ -89,7 +89,7 @@ def test_records_that_are_half_written_and_numbers_that_are_not_finite_do_not_br
     assert view(trace).to_json()
 
 
-@pytest.mark.parametrize("view", [lost_updates, formats, clip])
+@pytest.mark.parametrize("view", [gd.views.loss, lost_updates, formats, clip])
 def test_views_of_several_runs_draw_none_without_complaint(view):
     assert any(note.name == "message" for note in view().layout.annotations)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +15,12 @@ import pytest
 from test_playground import SMALL, in_loop, press, until
 
 import gdlab as gd
+from gdlab import backends
 from gdlab.panel.chart import change
 from gdlab.panel.export import file_of
+from gdlab.panel.fields import SLOW
 from gdlab.panel.playground import Playground
-from gdlab.panel.together import Together, launch_all
+from gdlab.panel.together import Together
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 from gdlab.views import VIEWS, live, style
@@ -26,8 +30,15 @@ CLIPS = [{"clip": None}, {"clip": 1.0}, {"clip": gd.Clip(value=1.0)}, {"clip": g
 LONG = SMALL.replace(updates=1_000_000, compute_time=gd.Constant(0.01))
 
 
-def fake(state: str, message: str = "") -> Any:
-    return SimpleNamespace(state=state, message=message or state, stop=lambda: None)
+def fake(state: str, message: str = "", lr: float = 0.1, progress: float | None = 0.5) -> Any:
+    return SimpleNamespace(state=state, message=message or state, progress=progress, stop=lambda: None,
+                           experiment=SMALL.replace(optimizer=gd.SGD(lr=lr)))
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    exp = gd.Experiment(gd.Quadratic((1.0, 4.0)), workers=2, updates=40, precision="mixed_fp16", clip=1.0)
+    return gd.run(exp, backend="virtual", folder=tmp_path_factory.mktemp("narrow") / "run")
 
 
 # ---- several runs held as one ----
@@ -42,24 +53,47 @@ def test_runs_held_as_one_go_on_until_the_last_has_ended_and_a_failure_is_not_hi
     assert Together([fake(state) for state in states]).state == together
 
 
-def test_the_message_counts_the_runs_that_go_on_and_at_the_end_speaks_of_the_one_that_failed() -> None:
-    runs = [fake("done", "done: 5 updates"), fake("running", "update 3"), fake("running", "update 4")]
-    assert Together(runs).message == "2 of 3 runs go on at once: update 3"
-    runs[1:] = [fake("failed", "rank 1 was killed"), fake("done")]
-    assert Together(runs).message == "3 runs at once: rank 1 was killed"
+def test_the_message_counts_the_runs_and_names_the_one_that_failed_at_once_and_at_the_end() -> None:
+    runs = [fake("done", "done after 5 updates"), fake("running", "update 3", 0.2), fake("running", "update 4", 0.3)]
+    assert Together(runs).message == "1 of 3 runs have ended: update 3"
+    runs[2] = fake("failed", "Rank 1 was killed", 0.3)
+    assert Together(runs).message == "2 of 3 runs have ended: update 3. learning rate 0.3: Rank 1 was killed"
+    runs[1] = fake("done", "done after 9 updates", 0.2)
+    assert Together(runs).message == (
+        "learning rate 0.1: done after 5 updates; learning rate 0.2: done after 9 updates; "
+        "learning rate 0.3: Rank 1 was killed")
+    assert Together([fake("done", "done after 5 updates", lr) for lr in (0.1, 0.2)]).message == (
+        "All 2 runs: done after 5 updates")
 
 
-def test_where_one_cannot_be_launched_those_before_it_are_stopped() -> None:
-    stopped: list[str] = []
+def test_the_progress_is_that_of_the_run_that_is_least_far() -> None:
+    assert Together([fake("running", progress=0.7), fake("running", progress=0.2)]).progress == 0.2
+    assert Together([fake("running", progress=0.7), fake("failed", progress=0.2)]).progress == 0.7
+    assert Together([fake("running", progress=None), fake("running")]).progress is None
+
+
+def test_where_one_cannot_be_launched_those_before_it_are_stopped(monkeypatch: Any, tmp_path: Path) -> None:
+    begun, real = [], backends.launch
 
     def launch(experiment: gd.Experiment, backend: str) -> Any:
-        if experiment.workers == 3:
-            raise RuntimeError("no room")
-        return SimpleNamespace(stop=lambda: stopped.append(backend))
+        if len(begun) == 2:
+            raise OSError("no room")
+        begun.append(real(experiment, backend))
+        return begun[-1]
 
-    with pytest.raises(RuntimeError, match="no room"):
-        launch_all(launch, [SMALL, SMALL, SMALL.replace(workers=3)], "local")
-    assert stopped == ["local", "local"]
+    monkeypatch.setattr(backends, "launch", launch)
+    with pytest.raises(OSError, match="no room"):
+        backends.launch_all([LONG, LONG, LONG])
+    for run in begun:
+        run.wait()
+    assert [run.state for run in begun] == ["stopped", "stopped"]
+
+
+def test_too_many_ranks_together_or_alone_are_refused_before_anything_is_started(tmp_path: Path) -> None:
+    for workers in ([2, 31], [2, 33], [40]):
+        with pytest.raises(ExperimentError, match=f"{max(workers)}.* at most 32"):
+            backends.launch_all([SMALL.replace(workers=count) for count in workers])
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 # ---- the panel ----
@@ -91,13 +125,13 @@ def test_real_variants_are_drawn_while_they_go_on_and_stop_together(tmp_path: Pa
         await until(lambda: len(points()) == 2 and min(points()) > 5, "both are drawn live")
         first = points()
         await until(lambda: min(points()) > max(first), "both go on")
-        assert "2 of 2 runs go on at once" in playground.controls.message
+        assert "0 of 2 runs have ended: running" in playground.controls.message.lower()
         runs = playground.link.run.runs
         assert all(len(run.pids) == 2 for run in runs) and not set(runs[0].pids) & set(runs[1].pids)
         press(playground, "stop")
         await until(lambda: not playground.controls.busy, "they have stopped")
         assert [run.state for run in runs] == ["stopped", "stopped"] and len(playground.history.entries) == 2
-        assert all("2 ranks of other runs beside" in style.caption(run.environment) for run in runs)
+        assert all("2 processes of other runs beside, oversubscribed" in style.caption(run.environment) for run in runs)
 
     in_loop(body)
 
@@ -118,21 +152,101 @@ def test_a_variant_that_cannot_be_is_refused_before_anything_is_shown_or_started
     in_loop(body)
 
 
-def test_what_the_variants_set_has_no_control() -> None:
-    for show in (None, ["clip", "optimizer.lr"]):
-        playground = Playground(SMALL, show=show, variants=CLIPS)
-        paths = [row.path for row in playground.form.rows]
-        assert "optimizer.lr" in paths and not any(path.startswith("clip") for path in paths)
-    assert Playground(SMALL, show="workers", variants=CLIPS).form.rows[0].path == "workers"
+@pytest.mark.parametrize("show", [None, ["clip", "optimizer.lr"]])
+def test_what_the_variants_set_has_no_control_and_all_else_stays(show: Any) -> None:
+    whole, varied = Playground(SMALL, show=show).form.rows, Playground(SMALL, show=show, variants=CLIPS).form.rows
+    assert varied == [row for row in whole if not row.path.startswith("clip")] and len(varied) < len(whole)
+    assert [row.to_dict() for row in varied] == Playground(SMALL, show=show, variants=CLIPS).form.widget.rows
+    paths = [row.path for row in Playground(SMALL, variants=[{"speeds": (1, 2)}]).form.rows]
+    assert "workers" in paths and not {"speeds", SLOW} & set(paths)
+
+
+def test_what_the_variants_set_comes_from_the_page_alone(monkeypatch: Any) -> None:
+    monkeypatch.setenv("QUERY_STRING", SMALL.replace(clip=0.5, workers=3).to_query())
+    playground = Playground(SMALL, variants=[{"clip": 0.01}, {}])
+    for _ in range(2):
+        assert [exp.clip for exp in playground._each(playground.experiment)] == [gd.Clip(norm=0.01), None]
+        assert playground.experiment.workers == 3
+        playground._use(SMALL.replace(clip=0.01, workers=3))
+
+
+@pytest.mark.parametrize("variants", [{"clip": 1.0}, ["clip"], [1], 3])
+def test_what_is_no_list_of_settings_is_refused_in_one_sentence(variants: Any) -> None:
+    with pytest.raises(ExperimentError, match=r"variants = .* give a list of mappings"):
+        Playground(SMALL, variants=variants)
+    assert Playground(SMALL, variants=None)._each(SMALL) == [SMALL]
+
+
+def test_figures_go_on_after_the_first_variant_has_ended_and_one_that_is_lost_loses_no_other(tmp_path: Path) -> None:
+    async def body() -> None:
+        variants = [{"updates": 10}, {}, {"seed": 1}]
+        playground = Playground(LONG, figures=["clip", "timeline"], variants=variants)
+        press(playground, "run")
+        await until(lambda: playground.link.run is not None, "they were launched")
+        first, second, third = playground.link.run.runs
+        await until(lambda: first.state == "done", "the first has ended")
+
+        def points() -> int:
+            return max((np.size(line["x"]) for line in playground.board.charts["clip"].figure["data"]), default=0)
+
+        before = points()
+        await until(lambda: points() > max(before, 20), "the others are still drawn")
+        assert playground.controls.fraction < 0.1 and playground.controls.count == "1 of 3 runs have ended"
+        os.kill(third.pids[1], signal.SIGKILL)
+        await until(lambda: "rank 1" in playground.controls.message.lower(), "the failure is named while one goes on")
+        shutil.rmtree(first.folder)
+        await until(lambda: "be drawn" in str(playground.board.charts["clip"].figure["layout"]), "the figure says so")
+        assert second.state == "running"
+        press(playground, "stop")
+        await until(lambda: not playground.controls.busy, "all have ended")
+        assert playground.controls.tone == "error" and "rank 1" in playground.controls.message.lower()
+        assert [entry.trace.folder for entry in playground.history.entries] == [second.folder, third.folder]
+        caption = playground.board.charts["timeline"].figure["layout"]["title"]["subtitle"]["text"]
+        assert "Shown: " in caption
+
+    in_loop(body)
+
+
+def test_ticks_choose_among_the_variants_what_is_drawn_side_by_side() -> None:
+    playground = Playground(SMALL, backend="virtual", figures=["clip", "timeline"], variants=CLIPS)
+    playground.run_once()
+
+    def panels() -> int:
+        return sum(line["name"] == "loss" for line in playground.board.charts["clip"].figure["data"])
+
+    assert panels() == 4
+    playground.history._got({"show": playground.history.entries[1].id, "on": False})
+    assert panels() == 3
+    playground.history._got({"show": playground.history.entries[0].id, "on": False})
+    assert panels() == 2
+    playground.history._got({"show": playground.history.entries[1].id, "on": True})
+    assert panels() == 3
+    playground.history._got({"forget": playground.history.entries[3].id})
+    assert panels() == 2
+
+
+def test_any_number_of_panels_have_room(narrow: Trace) -> None:
+    for count in (1, 2, 3, 12, 13, 40):
+        fig = gd.views.clip(*[narrow] * count) if count > 1 else gd.views.formats(narrow)
+        shares = [axis.domain[1] - axis.domain[0] for axis in fig.select_yaxes(secondary_y=False)]
+        assert min(shares) * fig.layout.height > 75, count
+
+
+def test_a_run_that_made_no_update_gives_no_answer_away() -> None:
+    async def body() -> None:
+        asked = gd.predict("How far?", answer=1.0)
+        playground = Playground(LONG, figures=["loss"], predict=asked)
+        asked.commit(1.0)
+        playground._end(SimpleNamespace(state="stopped", message="stopped"), {}, None)
+        assert asked.waits_for_run
+        playground._end(SimpleNamespace(state="stopped", message="stopped", folder=Path("run")),
+                        {"loss": gd.views.loss()}, None)
+        assert not asked.waits_for_run
+
+    in_loop(body)
 
 
 # ---- views that are drawn anew ----
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    exp = gd.Experiment(gd.Quadratic((1.0, 4.0)), workers=2, updates=40, precision="mixed_fp16", clip=1.0)
-    return gd.run(exp, backend="virtual", folder=tmp_path_factory.mktemp("narrow") / "run")
-
 
 def test_every_view_can_be_a_panel_s_figure_and_ends_as_the_finished_one(tmp_path: Path) -> None:
     exp = SMALL.replace(precision="mixed_fp16", clip=1.0)
@@ -213,7 +327,9 @@ def test_the_file_of_variants_has_every_push_of_every_run_and_says_whose(kind: s
     (tmp_path / "file").write_bytes(file_of(kind, traces, []))
     table = getattr(pandas, f"read_{kind}")(tmp_path / "file")
     assert list(table)[:2] == ["run", "worker"]
-    for number, trace in enumerate(traces):
-        own = table[table["run"] == number]
+    for name, trace in zip(("no clipping", "Clip (norm 1)"), traces, strict=True):
+        own = table[table["run"] == name]
         np.testing.assert_allclose(own["grad_norm"], trace.pushes["grad_norm"])
-        assert (own["clip_scale"] < 1).any() == bool(number)
+        assert (own["clip_scale"] < 1).any() == (name != "no clipping")
+        if kind == "parquet":
+            assert gd.Experiment.from_json(table.attrs["gdlab.experiments"][name]) == trace.experiment

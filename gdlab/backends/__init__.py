@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gdlab.part import ExperimentError
 from gdlab.parts import Opaque
 from gdlab.trace import Trace, write_run
 
-__all__ = ["RankFailed", "Run", "launch", "run", "warm"]
+__all__ = ["RankFailed", "Run", "launch", "launch_all", "run", "warm"]
 
 BACKENDS = ("local", "virtual")
 
@@ -43,7 +44,7 @@ def launch(experiment: Experiment, backend: str = "local", folder: str | Path | 
         raise ExperimentError(f"backend = {backend!r} is not known: it must be one of {', '.join(BACKENDS)}.")
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise ExperimentError(f"timeout_s = {timeout_s!r} cannot be: it must be a number of seconds above 0.")
-    check(experiment, backend)
+    check([experiment], backend)
     if isinstance(experiment.problem, Opaque) and experiment.payload is None:
         raise ExperimentError("The problem's function came from a cell and is not in this experiment: "
                               "give it again with exp.replace(problem=...).")
@@ -58,6 +59,24 @@ def launch(experiment: Experiment, backend: str = "local", folder: str | Path | 
     started = Run(experiment, backend, path, float(timeout_s), heart)
     current_launcher().launch(started)
     return started
+
+
+def launch_all(experiments: Sequence[Experiment], backend: str = "local") -> list[Run]:
+    """Start several experiments at once.
+
+    Raises ExperimentError before anything is started, also where their workers are too many together; where one cannot
+    be launched for another reason, those before it are stopped.
+    """
+    check(experiments, backend)
+    runs: list[Run] = []
+    try:
+        for experiment in experiments:
+            runs.append(launch(experiment, backend))
+    except BaseException:
+        for started in runs:
+            started.stop()
+        raise
+    return runs
 
 
 def run(experiment: Experiment, backend: str = "local", folder: str | Path | None = None,

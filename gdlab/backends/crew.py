@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gdlab.experiment import Experiment
@@ -10,7 +11,7 @@ from gdlab.part import ExperimentError
 from gdlab.parts import Async, Sync
 
 MAX_RANKS = int(os.environ.get("GDLAB_MAX_RANKS", "32"))
-"""Most ranks that one run may start on this machine: a limit of the server, whatever a page asks for."""
+"""Most ranks that one launch may start on this machine: a limit of the server, whatever a page asks for."""
 
 EVALUATOR_NICE = 10
 
@@ -56,8 +57,10 @@ def crew_of(experiment: Experiment, backend: str) -> Crew:
     return Crew(processes, links, "rank0" if meets else None)
 
 
-def check(experiment: Experiment, backend: str) -> None:
-    """Raise ExperimentError where this machine must not, or cannot, run the experiment on this backend."""
-    if backend == "local" and experiment.workers > MAX_RANKS:
-        raise ExperimentError(f"workers = {experiment.workers} is too many for real processes here, where at most "
+def check(experiments: Sequence[Experiment], backend: str) -> None:
+    """Raise ExperimentError where this machine must not, or cannot, run the experiments at once on this backend."""
+    ranks = [experiment.workers for experiment in experiments]
+    if backend == "local" and sum(ranks) > MAX_RANKS:
+        together = f" ({sum(ranks)} together in {len(ranks)} runs at once)" if len(ranks) > 1 else ""
+        raise ExperimentError(f"workers = {max(ranks)}{together} is too many for real processes here, where at most "
                               f'{MAX_RANKS} are allowed (GDLAB_MAX_RANKS): use fewer, or backend="virtual".')

@@ -178,19 +178,23 @@ class Launcher:
         server = needs_server(experiment)
         placement = place(experiment.device if local else "cpu", experiment.workers, facts["gpus"], facts["nccl"],
                           collective=local and not server and experiment.workers > 1)
-        if local:
-            self._count_who_is_beside()
         _complete_environment(run, placement, facts)
+        self._count_who_is_beside()
         options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
                    "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
         self._send(supervision.request(options))
 
     def _count_who_is_beside(self) -> None:
-        """Note for every run on this machine how many ranks of others share it: they share the cores, too."""
-        going = [supervision for supervision in self._active.values() if supervision.run.backend == "local"]
-        total = sum(supervision.run.experiment.workers for supervision in going)
+        """Note for every run that computes how many processes of others compute beside it: they share the cores."""
+        going = [supervision for supervision in self._active.values() if not supervision.run.heart.reason]
+        total = sum(supervision.computing for supervision in going)
         for supervision in going:
-            supervision.beside = max(supervision.beside, total - supervision.run.experiment.workers)
+            beside = total - supervision.computing
+            if beside > supervision.beside:
+                supervision.beside = beside
+                content = read_run(supervision.run.folder)
+                content["environment"] |= {"beside": beside}
+                write_run(supervision.run.folder, content)
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:

@@ -53,7 +53,8 @@ class Supervision:
         self._next_look = 0.0
         self._looked = self._awake_since = time.monotonic()
         self._started = False
-        self.beside = 0  # ranks of other runs that went on at the same time, at most
+        self.computing = run.experiment.workers if run.backend == "local" else 1
+        self.beside = 0  # processes of other runs that computed at the same time, at most
 
     @property
     def asked_to_stop(self) -> bool:
@@ -271,9 +272,7 @@ class Supervision:
         if cause is not None:
             ended |= {"rank": cause.rank, "cause": cause.what, "kind": cause.kind, "message": cause.sentence()}
         try:
-            known = read_run(run.folder) | {"ended": ended}
-            known["environment"] |= {"beside": self.beside} if self.beside else {}
-            write_run(run.folder, known)
+            write_run(run.folder, read_run(run.folder) | {"ended": ended})
         except (OSError, ValueError) as error:
             _complain(f"gdlab: how the run ended could not be written to {run.folder} ({str(error).rstrip('.')}).")
         updates = _count(self._version(), "update")

@@ -12,7 +12,7 @@ from gdlab.experiment import Experiment
 from gdlab.panel.chart import Chart
 from gdlab.part import ExperimentError
 from gdlab.trace import Chunk, Trace
-from gdlab.views import live
+from gdlab.views import live, style
 from gdlab.views.redrawn import SEVERAL
 
 USUAL = ("trajectory", "loss", "loss_seconds", "timeline", "staleness", "grad_norm")
@@ -53,15 +53,23 @@ class Board:
             if operations:
                 self.charts[name].apply(operations)
 
-    def figures(self, traces: Sequence[Trace], compared: list[Trace], only_compared: bool = False) -> dict[str, Any]:
+    def figures(self, traces: Sequence[Trace], compared: Sequence[Trace]) -> dict[str, Any]:
         """Draw a run that has ended, or several side by side, and the losses of all runs that are compared."""
-        drawn = {}
+        drawn = self.compared(traces, compared or traces)
+        whose = views.what_differs([trace.experiment for trace in traces])[0]
         for name in self.names:
-            if name in COMPARED:
-                drawn[name] = views.VIEWS[name](*(compared or traces))
-            elif not only_compared:
-                drawn[name] = views.VIEWS[name](*(traces if name in SEVERAL else traces[:1]))
+            if name not in drawn:
+                drawn[name] = fig = views.VIEWS[name](traces[0])
+                if whose:
+                    said = fig.layout.meta["description"]
+                    fig.layout.update(style.remark(fig, f"Shown: {whose}."))
+                    style.describe(fig, f"{said} Shown: {whose}.")
         return drawn
+
+    def compared(self, traces: Sequence[Trace], compared: Sequence[Trace]) -> dict[str, Any]:
+        """Draw the figures that hold several runs: those of `traces` side by side (none: left as they are)."""
+        drawn = {name: views.VIEWS[name](*compared) for name in self.names if name in COMPARED}
+        return drawn | {name: views.VIEWS[name](*traces) for name in self.names if name in SEVERAL and traces}
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Put figures in place of those on the page."""

@@ -14,6 +14,7 @@ from gdlab.experiment import Experiment
 from gdlab.panel.widget import PanelWidget, at_once, script
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace, table_of
+from gdlab.views import what_differs
 
 MAX_BYTES = 50_000_000
 """What is sent to the page at most: a larger file is found in the run's folder instead."""
@@ -50,7 +51,8 @@ class Export(PanelWidget):
 def file_of(kind: str, traces: Sequence[Trace], figures: list[Any]) -> bytes:
     """Return a run as the bytes of a CSV or Parquet table of its pushes, or of a page with its figures.
 
-    Of several runs the table has the pushes one after another, with the number of each one's run (`run`) in front.
+    Of several runs the table has the pushes one after another, with each one's run (`run`) in front, named by what
+    differs; Parquet's metadata (pandas' attrs) has the experiments.
     """
     trace = traces[0]
     if kind == "html":
@@ -64,7 +66,8 @@ def file_of(kind: str, traces: Sequence[Trace], figures: list[Any]) -> bytes:
         if len(traces) == 1:
             getattr(trace, f"to_{kind}")(file)
             return file.read_bytes()
-        getattr(table_of(traces), f"to_{kind}")(file, index=False)
+        names = what_differs([trace.experiment for trace in traces], whole=True)
+        getattr(table_of(traces, names), f"to_{kind}")(file, index=False)
         return file.read_bytes()
 
 

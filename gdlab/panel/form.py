@@ -32,14 +32,15 @@ class FormView(PanelWidget):
 class Form:
     """Hold the texts of an Experiment's controls; `show` (names, dotted ones too) restricts which there are.
 
+    `hide` names those that there is no control for, whatever `show` says.
     `call` runs a function where the widgets' state may be touched (the link's loop); plain call by default.
     """
 
     def __init__(self, experiment: Experiment, show: Iterable[str] | None = None,
-                 call: Callable[..., Any] = at_once) -> None:
+                 call: Callable[..., Any] = at_once, hide: Iterable[str] = ()) -> None:
         self.on_change: list[Callable[[], None]] = []
         self.note = ""
-        self._show = self._checked(show)
+        self._show, self._hide = self._checked(show), frozenset(hide)
         self._start = experiment
         self.widget = FormView(self._got, call)
         self.load(experiment)
@@ -70,7 +71,9 @@ class Form:
     @property
     def rows(self) -> list[fields.Row]:
         """The controls that are on the page."""
-        return fields.rows_of(self._draft, self._show, self._errors)
+        rows = fields.rows_of(self._draft, self._show, self._errors)
+        hidden = self._hide | ({fields.SLOW} if "speeds" in self._hide else set())
+        return [row for row in rows if row.path.partition(".")[0] not in hidden]
 
     def load(self, experiment: Experiment) -> None:
         """Show the settings of an experiment."""
@@ -242,6 +245,6 @@ class Form:
         return next((name for name in names if any(row.path == name for row in self.rows)), "")
 
     def _publish(self) -> None:
-        self.widget.rows = [row.to_dict() for row in fields.rows_of(self._draft, self._show, self._errors)]
+        self.widget.rows = [row.to_dict() for row in self.rows]
         for told in self.on_change:
             told()

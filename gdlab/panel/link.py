@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdlab.backends import launch
+from gdlab.backends import launch, launch_all
 from gdlab.experiment import Experiment
-from gdlab.panel.together import ENDED, launch_all
+from gdlab.panel.together import ENDED, Together
 from gdlab.trace import Chunk, Follower
 
 FRAME_S = 0.1
@@ -26,6 +26,12 @@ class Frame:
     chunk: Chunk
     made: Any
     last: bool
+
+
+def _launch(experiments: Sequence[Experiment], backend: str) -> Any:
+    if len(experiments) == 1:
+        return launch(experiments[0], backend)
+    return Together(launch_all(experiments, backend))
 
 
 class Watch:
@@ -128,7 +134,7 @@ class Link:
     def follow(self, experiments: Sequence[Experiment], backend: str) -> Any:
         """Run to the end in the calling thread, with the same frames, and return the Run: for a cell that waits."""
         self._stopping = False
-        run = self.run = launch_all(launch, experiments, backend)
+        run = self.run = _launch(experiments, backend)
         try:
             self._begin(run)
             watch = Watch(run, self._make)
@@ -165,7 +171,7 @@ class Link:
     async def _follow(self, experiments: Sequence[Experiment], backend: str) -> None:
         run, finished, failure = None, None, None
         try:
-            run = self.run = await in_thread(launch_all, launch, experiments, backend)
+            run = self.run = await in_thread(_launch, experiments, backend)
             if self._stopping:
                 run.stop()
             self._begin(run)
@@ -181,6 +187,8 @@ class Link:
             failure = error
             if run is not None:
                 run.stop()
+                while run.state not in ENDED:  # only then may the next one start
+                    await asyncio.sleep(FRAME_S)
         finally:
             self.run = None
         self._end(run, finished, failure)

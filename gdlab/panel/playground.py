@@ -14,9 +14,9 @@ from gdlab.panel.board import Board
 from gdlab.panel.form import Form
 from gdlab.panel.heartbeat import Heartbeat
 from gdlab.panel.history import History
-from gdlab.panel.together import members
+from gdlab.panel.together import Together, members
 from gdlab.part import ExperimentError
-from gdlab.trace import Trace
+from gdlab.trace import Trace, TraceError
 
 FIRST = "first commit to a prediction above; then Run shows what happens."
 
@@ -41,14 +41,16 @@ class Playground:
         self._updates, self._seconds = 0, 0.0
         self._environment: dict[str, Any] = {}
         self._latest: list[Trace] = []
-        self._variants = [dict(variant) for variant in variants] or [{}]
+        self._start, self._variants = start, _settings(variants)
+        self._varied = {name for variant in self._variants for name in variant}
+        self._each(start)
         self._warmed = False
         self._predictions = (predict,) if hasattr(predict, "commit") else tuple(predict)
         self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
         call = self.link.call
         self.heartbeat = Heartbeat(self._page_lost, self._page_found)
         self.controls = controls.Controls(self._press, self._choose, call, backend=backend or "local")
-        self.form = Form(start, self._shown(start, show), call)
+        self.form = Form(start, show, call, self._varied)
         self.board = Board(figures)
         self.history = History(self._compare, self._use, call)
         self.export = export.Export(self._wanted, call)
@@ -62,18 +64,10 @@ class Playground:
         self.widget = self._layout()
         self.heartbeat.watch()
 
-    def _shown(self, start: Experiment, show: Iterable[str] | None) -> Iterable[str] | None:
-        """Leave out the controls of what the variants set: turning them would change nothing."""
-        varied = {name for variant in self._variants for name in variant}
-        self._each(start)
-        show = (show,) if isinstance(show, str) else show
-        if show is None and not varied:
-            return None
-        names = Experiment.model_fields if show is None else show
-        return [name for name in names if name.partition(".")[0] not in varied]
-
     def _each(self, experiment: Experiment) -> list[Experiment]:
-        return [experiment.replace(**variant) for variant in self._variants]
+        """Return the variants; what they set and leave is the page's own, whatever a link or an earlier run brought."""
+        own = {name: getattr(self._start, name) for name in self._varied & set(Experiment.model_fields)}
+        return [experiment.replace(**own | variant) for variant in self._variants]
 
     def _layout(self) -> Any:
         box = ipywidgets.Box
@@ -202,14 +196,18 @@ class Playground:
             applied = pushes["applied_s"][pushes["version"] > 0]
             self._seconds = max(self._seconds, float(applied.max(initial=0.0)))
         self.board.apply(frame.made)
-        self.controls.fraction = controls.progress(run.experiment, self._updates, self._seconds)
-        self.controls.count = controls.counted(run.experiment, self._updates, self._seconds, run.backend == "virtual")
+        if isinstance(run, Together):
+            self.controls.fraction, self.controls.count = -1.0 if run.progress is None else run.progress, run.ended
+        else:
+            self.controls.fraction = controls.progress(run.experiment, self._updates, self._seconds)
+            self.controls.count = controls.counted(run.experiment, self._updates, self._seconds,
+                                                   run.backend == "virtual")
         if not frame.last:
             self.controls.say(_sentence(run.message))
 
     def _finish(self, run: Any) -> dict[str, Any]:
         """Draw the figures of the whole run (called in a thread: it may take a second)."""
-        traces = [trace for one in members(run) if len((trace := one.trace).pushes)]
+        traces = [trace for one in members(run) if (trace := _readable(one)) is not None]
         if not traces:
             return {}
         for trace in traces:
@@ -226,16 +224,18 @@ class Playground:
             self.board.show(figures)
             self.export.ready = True
             self.export.name = run.folder.name
+            for prediction in self._predictions:
+                prediction.ran()
         if run.state == "done":
             self.controls.fraction = 1.0
-        for prediction in self._predictions:
-            prediction.ran()
         self.controls.say(_sentence(run.message), "error" if run.state == "failed" else "info")
 
     def _compare(self) -> None:
-        latest, shown = self._latest, [entry.trace for entry in self.history.shown]
-        if latest and not self.link.busy:
-            self.link.later(lambda: self.board.figures(latest, shown, only_compared=True), self.board.show)
+        shown = [entry.trace for entry in self.history.shown]
+        ticked = [trace for trace in self._latest if any(trace is one for one in shown)]
+        if self._latest and not self.link.busy:
+            beside = ticked if len(self._latest) > 1 else []
+            self.link.later(lambda: self.board.compared(beside, shown or self._latest), self.board.show)
 
     def _wanted(self, kind: str) -> None:
         latest = self._latest
@@ -249,6 +249,25 @@ class Playground:
 
         self.link.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
                         lambda error: self.controls.say(f"No {kind} file: {error}", "error"))
+
+
+def _settings(variants: Any) -> list[dict[str, Any]]:
+    """Return the variants as dicts, at least one; raises ExperimentError for what is no list of settings."""
+    if variants is None:
+        variants = ()
+    try:
+        return [dict(variant) for variant in ([None] if isinstance(variants, Mapping) else variants)] or [{}]
+    except (TypeError, ValueError):
+        raise ExperimentError(f"variants = {variants!r} cannot be: give a list of mappings of settings to values, "
+                              'like [{"clip": None}, {"clip": 1.0}].') from None
+
+
+def _readable(run: Any) -> Trace | None:
+    """Return what a run has done; None where that is nothing, or where its folder has gone beside others."""
+    try:
+        return run.trace if len(run.trace.pushes) else None
+    except TraceError:
+        return None
 
 
 def _crew(experiments: Sequence[Experiment], backend: str) -> str:

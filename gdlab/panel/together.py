@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from gdlab.experiment import Experiment
 from gdlab.trace import Trace
+from gdlab.views import what_differs
 
 ENDED = ("done", "stopped", "failed")
 
@@ -16,6 +16,7 @@ class Together:
 
     def __init__(self, runs: Sequence[Any]) -> None:
         self.runs = tuple(runs)
+        self._names = what_differs([run.experiment for run in runs])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runs[0], name)
@@ -28,14 +29,28 @@ class Together:
         return going[-1] if going else next((state for state in ("failed", "stopped") if state in states), "done")
 
     @property
+    def progress(self) -> float | None:
+        """The share that is done of the run that is least far; None where one does not know."""
+        shares = [1.0 if run.state in ENDED else run.progress for run in self.runs]
+        return None if None in shares else min(shares)
+
+    @property
     def message(self) -> str:
-        """How many go on and what one of them says; at the end what the run says that `state` speaks of."""
+        """How many go on, what one of them says and what has failed; at the end what each has to say."""
+        said = {name: run.message for name, run in zip(self._names, self.runs, strict=True)}
         going = [run for run in self.runs if run.state not in ENDED]
         if going:
-            return f"{len(going)} of {len(self.runs)} runs go on at once: {going[0].message}"
-        state = self.state
-        told = next(run for run in self.runs if run.state == state)
-        return f"{len(self.runs)} runs at once: {told.message}"
+            broken = [f". {name}: {said[name]}" for name, run in zip(self._names, self.runs, strict=True)
+                      if run.state == "failed"]
+            return f"{self.ended}: {going[0].message}{''.join(broken)}"
+        if len(set(said.values())) == 1:
+            return f"All {len(self.runs)} runs: {self.runs[0].message}"
+        return "; ".join(f"{name}: {message}" for name, message in said.items())
+
+    @property
+    def ended(self) -> str:
+        """How many of the runs have ended, in words."""
+        return f"{sum(run.state in ENDED for run in self.runs)} of {len(self.runs)} runs have ended"
 
     def stop(self) -> None:
         """Stop every run."""
@@ -46,18 +61,6 @@ class Together:
         """Wait for every run and return the first one's trace; raises what the first failed one raises."""
         first, *_ = [run.wait(timeout) for run in self.runs]
         return first
-
-
-def launch_all(launch: Callable[[Experiment, str], Any], experiments: Sequence[Experiment], backend: str) -> Any:
-    """Launch one experiment, or several at once; where one cannot be launched, those before it are stopped."""
-    runs: list[Any] = []
-    try:
-        for experiment in experiments:
-            runs.append(launch(experiment, backend))
-    except BaseException:
-        Together(runs).stop()
-        raise
-    return runs[0] if len(runs) == 1 else Together(runs)
 
 
 def members(run: Any) -> tuple[Any, ...]:

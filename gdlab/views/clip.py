@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 QUESTION = "What does clipping do to the gradients?"
 VECTORS = "Where does the clipped gradient lead?"
-NO_VECTORS = "No gradient of two parameters has been sampled yet."
+NO_VECTORS = "No gradient of two parameters has been sampled."
 
 
 def clip(*traces: Trace) -> go.Figure:

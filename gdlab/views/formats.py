@@ -32,10 +32,10 @@ def side_by_side(traces: tuple[Trace, ...], question: str, share: Share, label: 
     """Draw the loss of each run in a panel of its own, and as points a share taken from the pushes."""
     columns, count = min(2, max(1, len(traces))), max(1, -(-len(traces) // 2))
     names = what_differs([trace.experiment for trace in traces])
-    fig = style.figure(question, "", "", *style.captions(names, [trace.environment for trace in traces]),
-                       height=180 + 175 * count)
+    height = 180 + 175 * count
+    fig = style.figure(question, "", "", *style.captions(names, [trace.environment for trace in traces]), height=height)
     titles = ["<br>".join(textwrap.wrap(name, 22)) for name in names]
-    fig.set_subplots(count, columns, subplot_titles=titles, horizontal_spacing=0.05, vertical_spacing=0.17,
+    fig.set_subplots(count, columns, subplot_titles=titles, horizontal_spacing=0.05, vertical_spacing=90 / height,
                      shared_xaxes="all", shared_yaxes="all",
                      specs=[[dict(secondary_y=True)] * columns] * count)
     found, notes, sentences = [], [], []

@@ -52,13 +52,20 @@ class Redrawn:
 
     def figure(self) -> go.Figure:
         """Return the figure before anything has happened."""
-        return style.empty(style.figure(self._question, "", "", style.caption(None)), NOTHING)
+        return style.empty(self._blank(), NOTHING)
+
+    def _blank(self) -> go.Figure:
+        return style.figure(self._question, "", "", style.caption(None))
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
-        self._due, now = self._due or bool(chunk), self._clock()
+        now = self._clock()
+        self._due = self._due or bool(chunk) or len(self._traces) > 1  # the chunk tells of the first run only
         if not self._due or now < self._next_s or not self._traces:
             return []
-        figure = self._draw(*self._traces)
+        try:
+            figure = self._draw(*self._traces)
+        except Exception as error:  # the runs go on, whatever one of the figures cannot show
+            figure = style.empty(self._blank(), f"It could not be drawn: {type(error).__name__}: {error}")
         self._next_s, self._due = self._clock() + max(LEAST_PAUSE_S, (self._clock() - now) / SHARE), False
         return [{"op": "figure", "figure": figure}]

@@ -87,7 +87,7 @@ def caption(environment: Mapping[str, Any] | None) -> str:
         words[0] += f" on {_count(cores, 'core')}"
     beside = env.get("beside") or 0
     if beside:
-        words.append(f"{_count(beside, 'rank')} of other runs beside")
+        words.append(f"{_count(beside, 'process')} of other runs beside")
     if ranks and cores and ranks + beside > cores and device == "cpu":
         words.append("oversubscribed")
     if threads:
@@ -112,7 +112,7 @@ def captions(names: Sequence[str], environments: Sequence[Mapping[str, Any] | No
 
 
 def _count(number: Any, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def headline(question: str, *captions: str) -> dict[str, Any]:
