@@ -168,6 +168,21 @@ def test_a_loss_that_is_not_positive_is_not_drawn_on_a_logarithmic_axis(asynchro
     assert gd.views.loss(negative).layout.yaxis.type == "linear"
 
 
+def test_a_loss_that_comes_to_exactly_0_keeps_the_logarithmic_axis_and_the_figure_says_what_is_missing(tmp_path):
+    experiment = gd.Experiment(gd.Quadratic((1.0,), start=(2.0,), centers=((1.0,),)), workers=1, updates=60,
+                               optimizer=gd.SGD(lr=0.5), compute_time=0.01)  # fmt: skip
+    trace = gd.run(experiment, backend="virtual", folder=tmp_path / "run")
+    assert trace.losses[0] > 0 == trace.losses[-1]
+    fig = gd.views.loss(trace)
+    assert fig.layout.yaxis.type == "log" and "exactly 0 lie below" in words(fig)
+    state, _ = follow("loss", trace, 7)
+    assert state["layout"]["yaxis"]["type"] == "log"
+    there = gd.run(experiment.replace(problem=gd.Quadratic((1.0,), start=(1.0,), centers=((1.0,),))), backend="virtual")
+    assert gd.views.loss(there).layout.yaxis.type == "linear"
+    state, _ = follow("loss", there, 7)
+    assert not any(note.get("name") == "message" for note in state["layout"].get("annotations", ()))
+
+
 def test_an_unknown_clock_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="must be \"updates\" or \"seconds\""):
         gd.views.loss(clock="hours")

@@ -19,6 +19,7 @@ Clock = Literal["updates", "seconds"]
 _QUESTION = {"updates": "How fast does the loss fall per update?", "seconds": "How fast does the loss fall in time?"}
 RUN_COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.PURPLE, style.SKY)
 NOTHING = "No loss has been evaluated yet."
+ZEROS = "Losses of exactly 0 lie below every logarithmic axis."
 
 
 def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
@@ -44,9 +45,12 @@ def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
         notes.append(not_finite(pushes, versions, losses, name))
         sentences += [_sentence(name, versions, losses)]
     every_loss = np.concatenate(heights)
-    fig.layout.yaxis.update(style.log_axis(every_loss))
-    if every_loss.min(initial=np.inf) <= 0.0:
+    above = every_loss[every_loss > 0.0]
+    fig.layout.yaxis.update(style.log_axis(above))
+    if every_loss.min(initial=np.inf) < 0.0 or not above.size:
         fig.layout.yaxis.type = "linear"
+    elif above.size < every_loss.size:
+        notes.append(ZEROS)
     fig.layout.update(style.remark(fig, *notes))
     style.describe(fig, " ".join([_QUESTION[clock], *sentences]))
     fig.layout.annotations = _target(fig, traces)
@@ -177,11 +181,11 @@ class LossLines:
 
     def _layout(self, heights: np.ndarray, bad: str) -> list[dict[str, Any]]:
         changes: dict[str, Any] = {}
-        lowest = heights.min(initial=np.inf)
+        lowest = heights[heights != 0.0].min(initial=np.inf)  # a logarithmic axis leaves 0 out
         self._span = min(self._span[0], lowest), max(self._span[1], heights.max(initial=-np.inf))
-        if self._empty and np.isfinite(lowest):
+        if self._empty and heights.size:
             changes.update(style.filled())
-        if self._log and lowest <= 0.0:
+        if self._log and lowest < 0.0:
             self._log = False
             changes["yaxis"] = {"type": "linear", "showticklabels": True}
         labels = style.log_axis(self._span)["nticks"]
@@ -191,7 +195,7 @@ class LossLines:
         if bad and not self._bad:
             self._bad = bad
             changes.update(style.remark(self._base, bad))
-        self._empty &= not np.isfinite(lowest)
+        self._empty &= not heights.size
         return [{"op": "relayout", "layout": changes}] if changes else []
 
 
