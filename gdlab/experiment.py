@@ -20,6 +20,7 @@ from gdlab.parts import (
     AnyOptimizer,
     AnyProblem,
     AnyStrategy,
+    Async,
     Clip,
     Digits,
     Network,
@@ -185,6 +186,12 @@ class Experiment(Part):
     def nonfinite_rule(self) -> str:
         """What becomes of a gradient that is not finite: under a loss scale its step is always skipped."""
         return self.on_nonfinite if self.precision.loss_scale is None else "skip"
+
+    @property
+    def clips_at(self) -> str | None:
+        """Where gradients are clipped, "worker" or "average": one that is applied alone is its own average."""
+        alone = isinstance(self.strategy, Async) and self.strategy.batch == 1
+        return None if self.clip is None else "worker" if alone else self.clip.where
 
     @cached_property
     def times(self) -> Times:

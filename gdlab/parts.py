@@ -186,7 +186,7 @@ class Sync(Part):
 class Async(Part):
     """Apply every gradient when it arrives, at the full learning rate, however stale (Hogwild-style server).
 
-    A clip at the worker comes before delay compensation, one of the average after it, even where batch = 1.
+    With batch = 1 a clip of the average is one at the worker, before delay compensation; else it comes after that.
     """
 
     staleness_bound: int | None = knob(

@@ -84,8 +84,15 @@ def test_a_local_step_with_a_gradient_that_is_not_finite_is_left_out_unless_it_i
     for rule in ("skip", "stop"):
         run = Rounds(gd.Experiment(on_nonfinite=rule, **fields)).run(1)
         assert run.pushes[0].nonfinite == 2 and torch.equal(run.path[0], run.path[1])
-        assert run.applied[0].skipped is (rule == "stop")
+        assert run.applied[0].skipped and np.isnan(run.applied[0].lost_fraction)  # a version with unchanged parameters
     assert not torch.isfinite(Rounds(gd.Experiment(**fields)).run(1).path[1]).all()
+
+
+def test_under_local_sgd_every_version_with_unchanged_parameters_is_counted_as_skipped(tmp_path: Path) -> None:
+    exp = gd.Experiment(gd.Quadratic((1.0, 10.0)), strategy=gd.LocalSGD(4), precision="mixed_fp16", updates=10,
+                        optimizer=gd.SGD(0.02))
+    trace = simulate(exp, tmp_path)
+    assert trace.summary()["skipped"] == (trace.path[1:] == trace.path[:-1]).all(axis=1).sum() > 0
 
 
 @pytest.mark.parametrize("fields", [{}, {"strategy": gd.Sync(exchange="server")}, {"strategy": "async"}],

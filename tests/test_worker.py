@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from descending import Rounds, run, same_path
 
 import gdlab as gd
+from gdlab.backends.virtual import simulate
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.worker import Read, Worker
@@ -197,10 +200,10 @@ def test_a_push_is_not_changed_by_what_comes_after_it() -> None:
         assert all(torch.equal(push.grad, before) for push, before in zip(pushes, kept, strict=True))
 
 
-def test_clipping_comes_before_delay_compensation_at_the_worker_and_after_it_at_the_average() -> None:
+def test_clipping_comes_before_delay_compensation_wherever_a_gradient_is_applied_alone() -> None:
     fields = {"problem": gd.Quadratic((1.0,), (4.0,)), "workers": 1, "precision": "fp64", "optimizer": gd.SGD(1.0),
               "strategy": gd.Async(correction="delay_compensation", delay_compensation_strength=0.5)}
-    for where, step in (("worker", 1.0 + 0.5 * 1.0**2 * -1.0), ("average", -1.0)):  # 4 - 0.5 * 4^2 = -4
+    for where in ("worker", "average"):
         exp = gd.Experiment(clip=gd.Clip(norm=1.0, where=where), **fields)
         store, worker = Store(exp, build(exp)), Worker(exp, build(exp), 0)
         stale, fresh = store.read(0), store.read(0)
@@ -208,7 +211,32 @@ def test_clipping_comes_before_delay_compensation_at_the_worker_and_after_it_at_
         before = store.params.item()
         assert before == 3.0  # The weight moved by -1 between the stale read and its push, of gradient 4.
         store.apply([worker.gradient(stale, 1)], [1])
-        assert before - store.params.item() == pytest.approx(step)
+        assert before - store.params.item() == pytest.approx(1.0 + 0.5 * 1.0**2 * -1.0)
+
+
+@pytest.mark.parametrize("rule", [{"norm": 1.0}, {"value": 0.3}, {"adaptive": 0.05}, {"normalised": 1.0}], ids=str)
+@pytest.mark.parametrize("precision", [
+    "fp32", "mixed_fp16", gd.Precision(reduce="fp16"), gd.Precision(reduce="fp8_e4m3"),
+    gd.Precision("fp16", loss_scale=1024.0)], ids=str)  # fmt: skip
+@pytest.mark.parametrize("correction", ["none", "inverse", "delay_compensation"])
+def test_a_gradient_that_is_applied_alone_is_its_own_average(
+        rule: dict, precision: Any, correction: str, tmp_path: Path) -> None:  # fmt: skip
+    exp = gd.Experiment(gd.Quadratic(), workers=3, updates=25, optimizer=gd.SGD(0.05, momentum=0.5),
+                        precision=precision, strategy=gd.Async(correction=correction), compute_time=gd.Exponential(0.05))
+    for unscaled in (False, True):
+        traces = [simulate(exp.replace(clip=gd.Clip(where=where, before_unscale=unscaled, **rule)),
+                           tmp_path / f"{where}{unscaled}") for where in ("worker", "average")]
+        assert traces[0].path.tobytes() == traces[1].path.tobytes()
+        assert traces[0].pushes.tobytes() == traces[1].pushes.tobytes()
+
+
+def test_an_average_clipped_before_it_is_unscaled_is_shorter_by_the_scale() -> None:
+    precision = gd.Precision("fp32", "fp32", "fp32", loss_scale=1024.0)
+    for workers, where in ((1, "worker"), (1, "average"), (4, "average")):
+        clip = gd.Clip(norm=1.0, where=where, before_unscale=True)
+        exp = gd.Experiment(gd.Quadratic(), workers=workers, optimizer=gd.SGD(1.0), precision=precision, clip=clip)
+        run = Rounds(exp).run(1)
+        assert (run.path[0] - run.path[1]).norm().item() == pytest.approx(1 / 1024, rel=1e-4)
 
 
 def test_local_steps_of_period_one_are_plain_ones_but_for_what_compensation_carries() -> None:

@@ -54,7 +54,7 @@ class Store:
         self._problem, self._workers, self._combine = problem, exp.workers, exp.combine
         self._reduce, self._rounded_sum = exp.precision.reduce, exp.precision.reduce not in NATIVE
         self._averages = isinstance(exp.strategy, LocalSGD)
-        self._clip = exp.clip if exp.clip is not None and exp.clip.where == "average" else None
+        self._clip = exp.clip if exp.clips_at == "average" else None
         self._correction = exp.strategy.correction if isinstance(exp.strategy, Async) else "none"
         self._strength = exp.strategy.delay_compensation_strength if isinstance(exp.strategy, Async) else 0.0
         self._weights = _weights(problem, exp) if exp.combine == "weighted" else None
@@ -192,10 +192,15 @@ class Store:
                 combined = combined / count
             if self._averages:
                 clip_scale, lost, change = self._average(combined, before.params, count)
+                if found_inf and not bool(change.any()):  # every local step of every worker was left out
+                    skipped, lost = True, math.nan
                 change = change[watch.index] if watch is not None else None
             else:
                 if self._clip is not None:
-                    combined, clip_scale, _ = apply_clip(combined, self._clip, before.params, self._problem.groups)
+                    scale = before.loss_scale if self._clip.before_unscale else 1.0
+                    combined, clip_scale, _ = apply_clip(combined * scale, self._clip, before.params,
+                                                         self._problem.groups)
+                    combined = combined / scale
                 if watch is not None:
                     change = self._updater.intended(combined, watch.index, lr_factor)
                 self._updater.step(combined.to(self._updater.dtype), self._version, lr_factor)

@@ -50,7 +50,7 @@ class Worker:
         self._compute = precision.compute if problem.autocast is None else "fp32"
         self._round_compute = self._compute not in NATIVE
         self._same_reduce = carrier(self._compute) if self._reduce == self._compute in NATIVE else None
-        self._clip = exp.clip if exp.clip is not None and exp.clip.where == "worker" else None
+        self._clip = exp.clip if exp.clips_at == "worker" else None
         self._local = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 1
         self._updater: Updater | None = None
         self._narrow = not {self._compute, self._reduce} <= {"fp32", "fp64"} and problem.repeatable and not (

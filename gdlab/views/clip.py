@@ -57,9 +57,9 @@ def clip_vectors(trace: Trace, version: int | None = None) -> go.Figure:
     if found is None:
         return style.empty(style.describe(fig, f"{VECTORS} {NO_VECTORS}"), NO_VECTORS)
     read, at, before, scales = found
-    each = clipping if clipping is not None and clipping.where == "worker" else None
+    each = clipping if trace.experiment.clips_at == "worker" else None
     after = np.array([clipped(*pair, each, at) for pair in zip(before, scales, strict=True)])
-    means = before.mean(axis=0), clipped(after.mean(axis=0), 1.0, None if each else clipping, at)
+    means = before.mean(axis=0), clipped(after.mean(axis=0), scales[0], None if each else clipping, at)
     fig.data[PATH].line.update(width=1.2, color=style.MUTED)
     arrows = ((before, "before", style.ORANGE, 1.5), (after, "after", style.BLUE, 1.5),
               (means[:1], "mean before", style.VERMILLION, 3.5), (means[1:], "mean after", style.INK, 3.5))

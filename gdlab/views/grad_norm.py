@@ -64,7 +64,7 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
         yaxis2=dict(overlaying="y", range=[0, 1.03], visible=False, fixedrange=True),
     )
     if clip is not None and clip.norm is not None:
-        where = "" if clip.where == "worker" else " (on the average)"
+        where = "" if experiment.clips_at == "worker" else " (on the average)"
         fig.add_hline(clip.norm, line=dict(color=style.INK, width=1.5, dash="dash"))
         label = dict(
             text=f"clip at {clip.norm:g}{where}", showarrow=False, xref="paper", x=1, y=np.log10(clip.norm),
