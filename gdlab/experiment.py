@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
+from numbers import Real
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
@@ -52,8 +53,8 @@ def _by_name(parts: tuple[type[Part], ...], what: str, short: dict[str, Any] | N
             names = ", ".join(part.__name__ for part in parts)
             raise ValueError(f"{value!r} is not known: {what} must be one of {names}")
         for kind, make in (short or {}).items():
-            if kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
-                return make(value)
+            if kind == "number" and isinstance(value, Real) and not isinstance(value, bool):
+                return make(float(value))
             if kind == "callable" and callable(value) and not isinstance(value, Part):
                 return make(value)
         if not isinstance(value, Part | dict) and value is not None:
@@ -69,8 +70,8 @@ def _precision(value: Any) -> Any:
 
 
 def _clip(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Clip(norm=value)
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return Clip(norm=float(value))
     return None if value is False or (isinstance(value, str) and value == "none") else value
 
 

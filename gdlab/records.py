@@ -129,29 +129,53 @@ def sampled(number: int, updates: int | None) -> bool:
     return number % (1 << (((updates or number) - 1) // SAMPLES).bit_length()) == 0
 
 
-def path_stride(parameters: int, dtype: str, updates: int | None) -> int:
+MOST_UPDATES = 1_000_000
+"""Of a run whose updates are not known beforehand."""
+
+
+def path_stride(parameters: int, dtype: str, updates: int) -> int:
     """Return the power of two at which a path of `updates` versions stays within 64 MB; chosen beforehand."""
     size = path_dtype(parameters, dtype).itemsize
     stride = 1
-    while ((updates or 1_000_000) // stride + 2) * size > PATH_LIMIT_BYTES:
+    while (updates // stride + 2) * size > PATH_LIMIT_BYTES:
         stride *= 2
     return stride
 
 
+def path_stage(parameters: int, dtype: str) -> int:
+    """Return how many versions of a path are kept before each doubling of its stride, where its end is not known.
+
+    Chosen beforehand so that MOST_UPDATES versions stay within 64 MB: the beginning is whole, as most runs end soon.
+    0 where so few fit that one stride has to do for all.
+    """
+    rows = PATH_LIMIT_BYTES // path_dtype(parameters, dtype).itemsize - 2
+    enough = (rows // stages for stages in range(1, 21) if rows // stages * (2**stages - 1) > MOST_UPDATES)
+    return max(enough, default=0)
+
+
 class PathWriter(Appender):
-    """Write the shared parameters, version 0 first, to `path.bin`: every `stride`-th version and the last one."""
+    """Write the shared parameters, version 0 first, to `path.bin`: every `stride`-th version and the last one.
+
+    Where `updates` is not known the stride doubles after each `path_stage` of versions that were kept.
+    """
 
     def __init__(self, folder: str | Path, parameters: int, dtype: str, updates: int | None, buffer: int = 0,
                  name: str = "path") -> None:
-        self.stride = path_stride(parameters, dtype, updates)
+        self._stage = 0 if updates else path_stage(parameters, dtype)
+        self.stride = 1 if self._stage else path_stride(parameters, dtype, updates or MOST_UPDATES)
+        self._next, self._kept = 0, 0
         self._dtype, self._last = np.dtype(dtype), -1
         write_json(folder, f"{name}.json", {"parameters": parameters, "dtype": dtype, "stride": self.stride})
         super().__init__(Path(folder) / f"{name}.bin", buffer)
 
     def append(self, version: int, x: Any) -> None:  # type: ignore[override]
         """Add the parameters of one version (array or tensor); versions off the stride are passed over."""
-        if version % self.stride == 0:
-            self._add(version, x)
+        if version < self._next:
+            return
+        self._add(version, x)
+        self._next, self._kept = self._next + self.stride, self._kept + 1
+        if self._stage and self._kept == self._stage:
+            self.stride, self._kept = 2 * self.stride, 0
 
     def finish(self, version: int, x: Any) -> None:
         """Add the last version if it is not there yet, and close."""

@@ -109,16 +109,24 @@ def long_path(folder, exp, versions):
     return problem
 
 
-def test_a_long_path_is_measured_at_every_second_fourth_or_eighth_version_and_at_the_last(tmp_path):
+def test_a_long_path_is_measured_at_every_second_fourth_or_eighth_version_and_at_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "MOST_CHEAP", 4096)
     exp = gd.Experiment(problem=gd.Quadratic())
     long_path(tmp_path, exp, 100_002)
     evaluate(exp, tmp_path)
     losses = gd.Trace(tmp_path).losses
     measured = np.flatnonzero(~np.isnan(losses))
     assert measured[0] == 0 and measured[-1] == 100_001
-    assert len(measured) < 3 * evaluator.MOST_LOSSES
+    assert len(measured) < 4 * evaluator.MOST_CHEAP
     steps = set(np.diff(measured[:-1]).tolist())
     assert all(step & (step - 1) == 0 for step in steps)
+
+
+def test_where_no_data_is_needed_a_hundred_thousand_versions_are_all_measured(tmp_path):
+    exp = gd.Experiment(problem=gd.Quadratic())
+    long_path(tmp_path, exp, 100_002)
+    evaluate(exp, tmp_path)
+    assert not np.isnan(gd.Trace(tmp_path).losses).any()
 
 
 def test_up_to_a_thousand_versions_none_is_passed_over_however_late_it_is(tmp_path):
@@ -128,14 +136,37 @@ def test_up_to_a_thousand_versions_none_is_passed_over_however_late_it_is(tmp_pa
     assert not np.isnan(gd.Trace(tmp_path).losses).any()
 
 
-def test_an_objective_that_cannot_keep_up_passes_over_versions(tmp_path, monkeypatch):
-    exp = gd.Experiment(problem=gd.Quadratic())
-    problem = long_path(tmp_path, exp, 3000)
+LINEAR = gd.Experiment(gd.LinearRegression(), workers=1)
+
+
+def test_an_objective_that_cannot_keep_up_passes_over_versions_and_measures_them_after_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(evaluator, "LATE_S", 0.0)
-    evaluate(exp, tmp_path, problem)
-    losses = gd.Trace(tmp_path).losses
-    assert 500 < np.isfinite(losses).sum() < 1100
-    assert np.isfinite(losses[[0, -1]]).all()
+    for name, fill_s, most in (("broken off", 0.0, 1100), ("filled", 60.0, 3000)):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(evaluator, "FILL_S", fill_s)
+        evaluate(LINEAR, tmp_path / name, long_path(tmp_path / name, LINEAR, 3000))
+        losses = gd.Trace(tmp_path / name).losses
+        assert most / 3 < np.isfinite(losses).sum() <= most and np.isfinite(losses[[0, -1]]).all()
+    assert np.isfinite(losses).all()
+    final = json.loads((tmp_path / "filled" / "final.json").read_text())
+    assert final["version"] == 2999 and final["final_loss"] == losses[-1], "what is filled in comes before the last"
+
+
+def test_which_versions_of_a_simulated_run_are_measured_does_not_depend_on_the_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluator, "LATE_S", 0.0)
+    monkeypatch.setattr(evaluator, "MOST_LOSSES", 512)
+    exp = LINEAR.replace(batch_size=1, updates=3000)
+    runs = [simulate(exp, tmp_path / name) for name in ("late", "along")]
+    evaluate(exp, runs[0].folder, patient=True)
+    along = evaluator.Evaluator(runs[1].folder, build(exp), patient=True)
+    whole = along._path.rows()
+    for end in (3, 500, 501, 1700, 3001):
+        monkeypatch.setattr(along._path, "rows", lambda end=end: whole[:end])
+        while along.advance():
+            pass
+    along.measure_last()
+    along.close()
+    assert np.array_equal(runs[0].losses, runs[1].losses, equal_nan=True) and np.isnan(runs[0].losses).any()
 
 
 def test_losses_and_surfaces_come_while_the_run_goes_on(tmp_path):
@@ -191,5 +222,6 @@ def test_an_evaluator_goes_on_where_the_path_has_grown(tmp_path):
     assert watching.last_version == 0 and watching.last_loss == pytest.approx(5.5)
     writer.append(1, np.zeros(2))
     watching.advance()
-    watching.finish()
+    watching.measure_last()
+    watching.close()
     assert watching.last_version == 1 and watching.last_loss == 0.0

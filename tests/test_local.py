@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -266,3 +268,15 @@ def test_a_push_that_is_being_served_when_the_time_is_up_is_not_applied():
     trace = gd.run(quick(strategy="async", updates=None, seconds=0.3, network=gd.Network(server_s=0.2)))
     assert trace.ended["reason"] == "seconds" and len(trace.applied) <= 1
     assert len(trace.pushes) > len(trace.applied)
+
+
+def test_a_target_is_met_as_soon_where_the_number_of_updates_is_left_open(tmp_path: Path) -> None:
+    ends = []
+    for updates in (None, 2000):
+        exp = gd.Experiment(updates=updates, target_loss=1.0, compute_time=gd.Constant(0.03))
+        trace = gd.run(exp, folder=tmp_path / str(updates))
+        versions, losses = trace.path_versions, trace.losses
+        first = versions[np.flatnonzero(losses <= 1.0)[0]]
+        assert list(versions[: first + 1]) == list(range(first + 1)), "the path is whole"
+        ends.append((first, trace.summary()["seconds_to_target"]))
+    assert abs(ends[0][0] - ends[1][0]) <= 1 and ends[0][1] < 3 * ends[1][1]

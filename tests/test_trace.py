@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import gdlab as gd
 from gdlab.backends.roles import experiment_of
-from gdlab.records import PATH_LIMIT_BYTES, path_dtype, path_stride
+from gdlab.records import MOST_UPDATES, PATH_LIMIT_BYTES, path_dtype, path_stage, path_stride
 from gdlab.trace import (
     EventWriter,
     Follower,
@@ -138,12 +138,30 @@ def test_a_buffered_writer_writes_the_same_file(tmp_path):
     assert (tmp_path / "plain/events-a.bin").read_bytes() == (tmp_path / "held/events-a.bin").read_bytes()
 
 
-@given(parameters=st.integers(1, 100_000), updates=st.none() | st.integers(1, 1_000_000))
+@given(parameters=st.integers(1, 100_000), updates=st.integers(1, 1_000_000))
 def test_a_path_stays_within_its_limit_at_the_smallest_power_of_two(parameters, updates):
     stride = path_stride(parameters, "float32", updates)
-    size, count = path_dtype(parameters, "float32").itemsize, updates or 1_000_000
-    assert (count // stride + 2) * size <= PATH_LIMIT_BYTES and stride & (stride - 1) == 0
-    assert stride == 1 or (count // (stride // 2) + 2) * size > PATH_LIMIT_BYTES
+    size = path_dtype(parameters, "float32").itemsize
+    assert (updates // stride + 2) * size <= PATH_LIMIT_BYTES and stride & (stride - 1) == 0
+    assert stride == 1 or (updates // (stride // 2) + 2) * size > PATH_LIMIT_BYTES
+
+
+@pytest.mark.parametrize("parameters", [1, 2, 65, 2410, 100_000, 5_000_000])
+def test_a_path_whose_end_is_not_known_is_whole_at_first_and_stays_within_its_limit(parameters, tmp_path, monkeypatch):
+    writer = PathWriter(tmp_path, parameters, "float32", None)
+    kept = []
+    monkeypatch.setattr(writer, "_add", lambda version, _x: kept.append(version))
+    for version in range(3000):
+        writer.append(version, None)
+    writer._next, stage = 0, path_stage(parameters, "float32")
+    assert kept[: stage or 1] == list(range(min(stage, 3000) or 1))
+    gaps = np.diff(kept)
+    assert (np.diff(gaps) >= 0).all() and all(gap & (gap - 1) == 0 for gap in gaps.tolist())
+    rows, version, stride, until = 0, 0, writer.stride if not stage else 1, MOST_UPDATES
+    while version <= until:
+        rows, version = rows + 1, version + stride
+        stride *= 2 if stage and rows % stage == 0 else 1
+    assert (rows + 1) * path_dtype(parameters, "float32").itemsize <= PATH_LIMIT_BYTES
 
 
 def test_a_thinned_path_keeps_the_start_and_the_last_version(tmp_path):

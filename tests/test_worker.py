@@ -221,8 +221,9 @@ def test_clipping_comes_before_delay_compensation_wherever_a_gradient_is_applied
 @pytest.mark.parametrize("correction", ["none", "inverse", "delay_compensation"])
 def test_a_gradient_that_is_applied_alone_is_its_own_average(
         rule: dict, precision: Any, correction: str, tmp_path: Path) -> None:  # fmt: skip
-    exp = gd.Experiment(gd.Quadratic(), workers=3, updates=25, optimizer=gd.SGD(0.05, momentum=0.5),
-                        precision=precision, strategy=gd.Async(correction=correction), compute_time=gd.Exponential(0.05))
+    strategy, optimizer = gd.Async(correction=correction), gd.SGD(0.05, momentum=0.5)
+    exp = gd.Experiment(gd.Quadratic(), workers=3, updates=25, optimizer=optimizer, precision=precision,
+                        strategy=strategy, compute_time=gd.Exponential(0.05))
     for unscaled in (False, True):
         traces = [simulate(exp.replace(clip=gd.Clip(where=where, before_unscale=unscaled, **rule)),
                            tmp_path / f"{where}{unscaled}") for where in ("worker", "average")]

@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from gdlab.descent.problems import Problem
     from gdlab.experiment import Experiment
 
-MOST_LOSSES = 4096
-"""So many versions are all measured; of a longer path every second, then every fourth, ... one."""
+MOST_LOSSES, MOST_CHEAP = 4096, 131_072
+"""So many versions are all measured; of a longer path every second, then every fourth, ... one. Cheap: without data."""
 
 MOST_LATE = 1024
-LATE_S = 2.0
-"""Where more than MOST_LATE versions wait, for more than LATE_S of work, every second one is passed over."""
+LATE_S, FILL_S = 2.0, 5.0
+"""Where more than MOST_LATE versions of a real run wait, for more than LATE_S of work, every second one is passed over,
+and measured after the end, for FILL_S at most."""
 
-CHUNK = 8
+CHUNK, CHEAP_CHUNK = 8, 1024
 PAUSE_S = 0.05
 HURRY_S = 0.3
 
@@ -62,17 +63,22 @@ class PathReader:
 class Evaluator:
     """Measure the full objective along the path of one run."""
 
-    def __init__(self, folder: str | Path, problem: Problem, report: Callable[[int, float], None] | None = None):
+    def __init__(self, folder: str | Path, problem: Problem, report: Callable[[int, float], None] | None = None,
+                 patient: bool = False):
         self.problem = problem
         self.last_version = -1
         """The newest version that was measured, and its objective in `last_loss`."""
         self.last_loss = float("nan")
-        self._report = report
+        self._report, self._patient = report, patient
         self._path = PathReader(folder)
         self._writer = LossWriter(folder)
+        self._most, self._chunk = (MOST_CHEAP, CHEAP_CHUNK) if problem.samples is None else (MOST_LOSSES, CHUNK)
         self._row = 0
-        self._stride = 1
-        self._measured = 0
+        self._stride = 1  # for the length of the path
+        self._late = 1  # and for what is late
+        self._wanted = 0
+        self._passed: list[int] = []
+        self._left: list[int] | None = None
         self._cost_s = 0.0
 
     @property
@@ -83,26 +89,39 @@ class Evaluator:
     def advance(self) -> bool:
         """Measure the next few versions; return whether more are waiting."""
         rows = self._path.rows()
-        late = (len(rows) - self._row) // self._stride
-        if late > MOST_LATE and late * self._cost_s > LATE_S:
-            self._stride *= 2
-        due = []
-        while self._row < len(rows) and len(due) < CHUNK:
+        waiting = (len(rows) - self._row) // (self._stride * self._late)
+        if not self._patient and waiting > MOST_LATE and waiting * self._cost_s > LATE_S:
+            self._late *= 2
+        due: list[int] = []
+        while self._row < len(rows) and len(due) < self._chunk:
             if self._row % self._stride == 0:
-                due.append(self._row)
-                self._measured += 1
-                if self._measured == MOST_LOSSES:
-                    self._measured //= 2
+                (self._passed if self._row % (self._stride * self._late) else due).append(self._row)
+                self._wanted += 1
+                if self._wanted == self._most:
+                    self._wanted //= 2
                     self._stride *= 2
             self._row += 1
         self._measure(rows[due])
         return self._row < len(rows)
 
-    def finish(self) -> None:
-        """Measure the last version, whatever the stride, and close."""
+    def measure_last(self) -> None:
+        """Measure the last version, whatever the stride."""
         rows = self._path.rows()
         if len(rows) and rows["version"][-1] != self.last_version:
             self._measure(rows[-1:])
+
+    def fill(self) -> bool:
+        """Measure a few of the versions that were passed over; return whether there are more."""
+        if self._left is None:
+            # Coarse before fine, so that whenever this is broken off what is measured is spread evenly.
+            passed = (row for row in self._passed if row % self._stride == 0)
+            self._left = sorted(passed, key=lambda row: row & -row)
+        due = [self._left.pop() for _ in range(min(self._chunk, len(self._left)))]
+        self._measure(self._path.rows()[due])
+        return bool(self._left)
+
+    def close(self) -> None:
+        """Close the file of losses."""
         self._writer.close()
 
     def _measure(self, rows: np.ndarray) -> None:
@@ -114,7 +133,8 @@ class Evaluator:
             self._cost_s = min(self._cost_s or cost_s, cost_s)
         for version, loss in zip(rows["version"].tolist(), losses, strict=True):
             self._writer.append(version, loss)
-            self.last_version, self.last_loss = version, loss
+            if version > self.last_version:
+                self.last_version, self.last_loss = version, loss
             if self._report is not None:
                 self._report(version, loss)
 
@@ -135,15 +155,17 @@ def evaluate(
     follow: Callable[[], bool] | None = None,
     hurry: Callable[[], bool] | None = None,
     report: Callable[[int, float], None] | None = None,
+    patient: bool = False,
 ) -> None:
     """Write `losses.bin`, the surfaces and `final.json` of a run, while it goes on and once it has ended.
 
     `follow` is asked several times a second whether the run goes on; without it, it has ended. Then everything that is
     left is measured, for at most `deadline_s` seconds; if `hurry` says that somebody waits for the end, only what is
-    cheap. `report(version, loss)` is called with each measured loss.
+    cheap. `report(version, loss)` is called with each measured loss. Where it is `patient`, which versions are measured
+    does not depend on how fast that goes.
     """
     problem = problem if problem is not None else build(exp)
-    evaluator = Evaluator(folder, problem, report)
+    evaluator = Evaluator(folder, problem, report, patient)
     surface = Surface(exp, folder, problem)
     going = follow is not None and follow()
 
@@ -163,7 +185,11 @@ def evaluate(
         while time.monotonic() < until - HURRY_S and evaluator.advance():
             if hurry is not None and hurry():
                 until = min(until, time.monotonic() + HURRY_S)
-        evaluator.finish()
+        evaluator.measure_last()
+        filled = min(until - HURRY_S, time.monotonic() + FILL_S)
+        while time.monotonic() < filled and not (hurry is not None and hurry()) and evaluator.fill():
+            pass
+        evaluator.close()
         rows = evaluator.rows
         if len(rows):
             final = torch.from_numpy(np.array(rows["x"][-1]))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from gdlab.backends.heart import Heart
 from gdlab.experiment import Experiment
-from gdlab.trace import Trace
+from gdlab.trace import Trace, read_run
 
 if TYPE_CHECKING:
     from gdlab.backends.zygote import Job
 
 FINISH_S = 30.0
-"""How long the evaluator may go on after the last update."""
+"""How long the evaluator may go on after the last update of a real run."""
 
 
 def experiment_of(folder: str | Path) -> Experiment:
@@ -84,4 +84,6 @@ def evaluate(job: Job) -> None:
         if target is not None and loss <= target:
             heart.reach_target()
 
-    evaluator.evaluate(experiment, job.folder, deadline_s=FINISH_S, follow=follow, hurry=hurry, report=report)
+    simulated = read_run(job.folder)["environment"].get("backend") == "virtual"
+    evaluator.evaluate(experiment, job.folder, deadline_s=None if simulated else FINISH_S, follow=follow, hurry=hurry,
+                       report=report, patient=simulated)

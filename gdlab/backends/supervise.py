@@ -277,7 +277,8 @@ class Supervision:
             _complain(f"gdlab: how the run ended could not be written to {run.folder} ({str(error).rstrip('.')}).")
         updates = _count(self._version(), "update")
         if how != "failed":
-            run._message = f"{how} after {updates}" + (f": {_because(reason)}" if how == "done" else "")
+            why = _because("cap" if reason == "updates" and run.experiment.updates is None else reason)
+            run._message = f"{how} after {updates}" + (f": {why}" if how == "done" else "")
             if told:
                 run._message = f"stopped: {told}" if how == "stopped" else f"{run._message}; {told}"
         return how
@@ -292,7 +293,7 @@ def _complain(text: str) -> None:
 
 def _because(reason: str) -> str:
     return {"updates": "all updates are made", "seconds": "the time is up", "target_loss": "the target loss is reached",
-            "stop": "it was asked to"}.get(reason, "it ended by itself")
+            "cap": "no run may make more", "stop": "it was asked to"}.get(reason, "it ended by itself")
 
 
 def _nonfinite(run: Run) -> str:

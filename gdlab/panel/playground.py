@@ -253,10 +253,8 @@ class Playground:
 
 def _settings(variants: Any) -> list[dict[str, Any]]:
     """Return the variants as dicts, at least one; raises ExperimentError for what is no list of settings."""
-    if variants is None:
-        variants = ()
     try:
-        return [dict(variant) for variant in ([None] if isinstance(variants, Mapping) else variants)] or [{}]
+        return [dict(variant) for variant in ([None] if isinstance(variants, Mapping) else variants or ())] or [{}]
     except (TypeError, ValueError):
         raise ExperimentError(f"variants = {variants!r} cannot be: give a list of mappings of settings to values, "
                               'like [{"clip": None}, {"clip": 1.0}].') from None

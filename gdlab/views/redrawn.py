@@ -50,12 +50,9 @@ class Redrawn:
         self._traces = traces if name in SEVERAL else traces[:1]
         self._clock, self._due, self._next_s = clock, False, 0.0
 
-    def figure(self) -> go.Figure:
-        """Return the figure before anything has happened."""
-        return style.empty(self._blank(), NOTHING)
-
-    def _blank(self) -> go.Figure:
-        return style.figure(self._question, "", "", style.caption(None))
+    def figure(self, why: str = NOTHING) -> go.Figure:
+        """Return the figure before anything has happened, or one that says why there is nothing to see."""
+        return style.empty(style.figure(self._question, "", "", style.caption(None)), why)
 
     def update(self, chunk: Any) -> list[dict[str, Any]]:
         """Return the chart operations for what is new."""
@@ -66,6 +63,6 @@ class Redrawn:
         try:
             figure = self._draw(*self._traces)
         except Exception as error:  # the runs go on, whatever one of the figures cannot show
-            figure = style.empty(self._blank(), f"It could not be drawn: {type(error).__name__}: {error}")
+            figure = self.figure(f"It could not be drawn: {type(error).__name__}: {error}")
         self._next_s, self._due = self._clock() + max(LEAST_PAUSE_S, (self._clock() - now) / SHARE), False
         return [{"op": "figure", "figure": figure}]
