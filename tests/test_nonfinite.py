@@ -79,6 +79,14 @@ def test_a_sum_that_overflows_is_not_finite_though_each_gradient_is() -> None:
     assert applied.skipped and run.store.params.item() == 0.0
 
 
+def test_a_run_whose_sum_overflowed_says_so_though_nothing_was_asked_for() -> None:
+    problem = gd.Quadratic((1.0,), start=(0.0,), centers=((-30000.0,),) * 4)
+    run = gd.launch(gd.Experiment(problem, workers=4, optimizer=gd.SGD(1.0), updates=1,
+                                  precision=gd.Precision("fp32", "fp32", "fp16")), backend="virtual")
+    assert np.isinf(run.wait().path[-1]).all() and run.trace.summary()["nonfinite"] == 0
+    assert "though every gradient is: a sum of them, or a step, overflowed" in run.message
+
+
 def test_a_local_step_with_a_gradient_that_is_not_finite_is_left_out_unless_it_is_to_be_applied() -> None:
     fields = {"problem": OVERFLOW, "workers": 1, "strategy": gd.LocalSGD(2), "precision": FP16}
     for rule in ("skip", "stop"):

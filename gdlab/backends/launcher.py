@@ -189,8 +189,7 @@ class Launcher:
         going = [supervision for supervision in self._active.values() if not supervision.run.heart.reason]
         total = sum(supervision.computing for supervision in going)
         for supervision in going:
-            beside = total - supervision.computing
-            if beside > supervision.beside:
+            if (beside := total - supervision.computing) > supervision.beside:
                 supervision.beside = beside
                 content = read_run(supervision.run.folder)
                 content["environment"] |= {"beside": beside}

@@ -299,10 +299,12 @@ def _because(reason: str) -> str:
 def _nonfinite(run: Run) -> str:
     """Say which gradient was the first that was not finite, and how much more there was; nothing if all were."""
     try:
-        rows = run.trace.applied
+        rows, path = run.trace.applied, run.trace.path
     except (OSError, TraceError):
         return ""  # The folder is gone.
     bad, skipped = rows[rows["nonfinite"] > 0], len(np.unique(rows["version"][np.isnan(rows["lost_fraction"])]))
+    if not len(bad) and not np.isfinite(path[-1:]).all():
+        return "the parameters are not finite though every gradient is: a sum of them, or a step, overflowed"
     if not len(bad):
         return f"{_count(skipped, 'sum')} of finite gradients overflowed" if skipped else ""
     worker, step, values = (int(bad[0][name]) for name in ("worker", "step", "nonfinite"))
