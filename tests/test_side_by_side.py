@@ -41,6 +41,11 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return gd.run(exp, backend="virtual", folder=tmp_path_factory.mktemp("narrow") / "run")
 
 
+def broken(layout: dict) -> bool:
+    """Tell whether a figure says that it could not be drawn."""
+    return "be drawn: " in str(layout.get("annotations", "")).replace("<br>", " ")
+
+
 # ---- several runs held as one ----
 
 @pytest.mark.parametrize("states, together", [
@@ -87,6 +92,18 @@ def test_where_one_cannot_be_launched_those_before_it_are_stopped(monkeypatch: A
     for run in begun:
         run.wait()
     assert [run.state for run in begun] == ["stopped", "stopped"]
+
+
+def test_a_run_whose_folder_has_gone_does_not_end_the_one_that_is_started_beside_it(tmp_path: Path) -> None:
+    lost = gd.launch(LONG, folder=tmp_path / "lost")
+    deadline = time.monotonic() + 40
+    while lost.state == "starting" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    shutil.rmtree(tmp_path / "lost")
+    try:
+        assert gd.run(SMALL, folder=tmp_path / "good").summary()["updates"] == 30
+    finally:
+        lost.stop()
 
 
 def test_too_many_ranks_together_or_alone_are_refused_before_anything_is_started(tmp_path: Path) -> None:
@@ -195,7 +212,7 @@ def test_figures_go_on_after_the_first_variant_has_ended_and_one_that_is_lost_lo
         os.kill(third.pids[1], signal.SIGKILL)
         await until(lambda: "rank 1" in playground.controls.message.lower(), "the failure is named while one goes on")
         shutil.rmtree(first.folder)
-        await until(lambda: "be drawn" in str(playground.board.charts["clip"].figure["layout"]), "the figure says so")
+        await until(lambda: broken(playground.board.charts["clip"].figure["layout"]), "the figure says so")
         assert second.state == "running"
         press(playground, "stop")
         await until(lambda: not playground.controls.busy, "all have ended")
@@ -272,7 +289,7 @@ def test_a_run_s_files_may_end_anywhere_while_it_is_drawn(name: str, narrow: Tra
         (operation,) = Redrawn(name, [Trace(folder)]).update([1])
         state: dict[str, Any] = {"data": [], "layout": {}}
         change(state, operation)
-        assert state["layout"]["title"]["text"] == REDRAWN[name][1]
+        assert state["layout"]["title"]["text"] == REDRAWN[name][1] and not broken(state["layout"])
 
 
 def test_drawing_anew_takes_a_quarter_of_the_time_and_leaves_nothing_out(monkeypatch: Any, narrow: Trace) -> None:
@@ -308,12 +325,13 @@ def test_a_run_that_goes_on_is_drawn_by_every_view(tmp_path: Path) -> None:
     run = gd.launch(LONG.replace(precision="mixed_fp16", clip=1.0), folder=tmp_path / "run")
     try:
         views = {name: Redrawn(name, [run.trace]) for name in REDRAWN}
+        drawn: list[dict] = []
         deadline = time.monotonic() + 4.0
         while time.monotonic() < deadline:
             for view in views.values():
-                view.update([1])
+                drawn += [operation["figure"].layout.to_plotly_json() for operation in view.update([1])]
             time.sleep(0.02)
-        assert run.state == "running"
+        assert run.state == "running" and len(drawn) > len(REDRAWN) and not any(map(broken, drawn))
     finally:
         run.stop()
         run.wait()

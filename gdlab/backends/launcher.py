@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
@@ -178,7 +179,8 @@ class Launcher:
         server = needs_server(experiment)
         placement = place(experiment.device if local else "cpu", experiment.workers, facts["gpus"], facts["nccl"],
                           collective=local and not server and experiment.workers > 1)
-        _complete_environment(run, placement, facts)
+        _note(run, {"device": placement.device, "group_backend": placement.group_backend, "note": placement.note,
+                    "versions": run.environment["versions"] | {"torch": facts["torch"]}})
         self._count_who_is_beside()
         options = {"ranks": experiment.workers, "server": server, "group_backend": placement.group_backend,
                    "devices": [placement.device_of(rank) for rank in range(experiment.workers)] if local else []}
@@ -191,9 +193,8 @@ class Launcher:
         for supervision in going:
             if (beside := total - supervision.computing) > supervision.beside:
                 supervision.beside = beside
-                content = read_run(supervision.run.folder)
-                content["environment"] |= {"beside": beside}
-                write_run(supervision.run.folder, content)
+                with suppress(OSError, TraceError):  # A folder that has gone must not end the run beside it.
+                    _note(supervision.run, {"beside": beside})
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:
@@ -269,12 +270,10 @@ def _told(error: Exception) -> str:
     return f"The run could not be looked after ({what}): launch again."
 
 
-def _complete_environment(run: Run, placement: Any, facts: dict[str, Any]) -> None:
-    """Add to run.json what only the zygote knew."""
+def _note(run: Run, found: dict[str, Any]) -> None:
+    """Add to a run's environment in run.json what was found only later."""
     content = read_run(run.folder)
-    environment = content["environment"]
-    environment |= {"device": placement.device, "group_backend": placement.group_backend, "note": placement.note}
-    environment["versions"] |= {"torch": facts["torch"]}
+    content["environment"] |= found
     write_run(run.folder, content)
 
 

@@ -6,20 +6,10 @@ const UNANSWERED_MS = 10000;
 export default {
   initialize: hello,
   render({ model, el }) {
-    const make = (tag, name, text = "") => {
-      const node = document.createElement(tag);
-      node.className = name;
-      node.textContent = text;
-      return node;
-    };
-    const bar = make("div", "gd-controls");
-    bar.dataset.lmSuppressShortcuts = "true";
-    const buttons = make("div", "gd-buttons");
+    const buttons = make("div", { class: "gd-buttons" });
     const button = (name, label, title) => {
-      const node = make("button", `gd-button gd-${name}`, label);
-      node.type = "button";
-      node.title = title;
-      node.onclick = () => press(name);
+      const node = make("button", { type: "button", class: `gd-button gd-${name}`, title, onclick: () => press(name) },
+        label);
       buttons.append(node);
       return node;
     };
@@ -41,19 +31,13 @@ export default {
     const reset = button("reset", "↺ Reset", "Go back to the settings that this page started with");
     for (const [node, name] of [[run, "Run"], [stop, "Stop"], [reset, "Reset"]]) node.setAttribute("aria-label", name);
 
-    const where = make("label", "gd-where", "Run on ");
-    const select = document.createElement("select");
-    select.onchange = () => model.send({ backend: select.value });
-    where.append(select);
-
-    const progress = document.createElement("progress");
-    progress.max = 1;
-    progress.setAttribute("aria-label", "Progress of the run");
-    const count = make("div", "gd-count");
-    const status = make("p", "gd-status");
-    status.setAttribute("role", "status");
-    bar.append(buttons, where, progress, count, status);
-    el.append(bar);
+    const select = make("select", { onchange: () => model.send({ backend: select.value }) });
+    const where = make("label", { class: "gd-where" }, "Run on ", select);
+    const progress = make("progress", { max: 1, "aria-label": "Progress of the run" });
+    const count = make("div", { class: "gd-count" });
+    const status = make("p", { class: "gd-status", role: "status" });
+    el.append(make("div", { class: "gd-controls", "data-lm-suppress-shortcuts": "true" },
+      buttons, where, progress, count, status));
 
     const draw = () => {
       const busy = model.get("busy");
