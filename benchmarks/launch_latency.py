@@ -58,7 +58,7 @@ def by_gdlab(experiment: gd.Experiment) -> float:
     began = time.monotonic()
     run = gd.launch(experiment)
     trace = run.wait()
-    return float(trace.applied["applied_s"].min()) + run.heart.t0 - began
+    return float(trace.applied["applied_s"].min()) + run.shared.t0 - began
 
 
 def main() -> None:

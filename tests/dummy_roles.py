@@ -8,17 +8,17 @@ import sys
 import threading
 import time
 
-from gdlab.backends.heart import Heart
+from gdlab.backends.shared_state import SharedState
 
 
 def beats(job) -> None:
     """Beat for up to a minute, longer than any test takes, and leave when asked to."""
-    heart = Heart(job.folder)
-    slot = heart.slot(job.slot)
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
     if job.index == 0:
-        heart.t0 = time.monotonic()
+        shared.t0 = time.monotonic()
     for step in range(3000):
-        if heart.stop or heart.reason:
+        if shared.stop or shared.reason:
             return
         slot.enter("sleeping", step, step)
         time.sleep(0.02)
@@ -26,18 +26,18 @@ def beats(job) -> None:
 
 def short(job) -> None:
     """End at once, saying what the process found around it."""
-    heart = Heart(job.folder)
+    shared = SharedState(job.folder)
     if job.index == 0:
-        heart.t0 = time.monotonic()
-        heart.reason = "updates"
+        shared.t0 = time.monotonic()
+        shared.reason = "updates"
     print(f"threads {threading.active_count()} cwd {os.getcwd()} stdin {os.fstat(0).st_rdev}", flush=True)
 
 
 def deaf(job) -> None:
     """Never look at the stop flag, in a loop that holds on to the interpreter."""
-    heart = Heart(job.folder)
-    slot = heart.slot(job.slot)
-    heart.t0 = time.monotonic()
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    shared.t0 = time.monotonic()
     slot.enter("communicating")
     while True:
         pass
@@ -60,9 +60,9 @@ def quits(job) -> None:
 
 def silent(job) -> None:
     """Rank 1 stops beating inside a computation; the others wait for it in a collective."""
-    heart = Heart(job.folder)
-    slot = heart.slot(job.slot)
-    heart.t0 = time.monotonic()
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    shared.t0 = time.monotonic()
     if job.index == 1:
         slot.enter("computing", 7)
         stuck()
@@ -72,9 +72,9 @@ def silent(job) -> None:
 
 def differs(job) -> None:
     """Rank 1 enters a collective with another number of elements than the others, of whom rank 0 comes late."""
-    heart = Heart(job.folder)
-    slot = heart.slot(job.slot)
-    heart.t0 = time.monotonic()
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    shared.t0 = time.monotonic()
     if job.index == 0:
         time.sleep(0.5)
     slot.collective(1, 11 if job.index == 1 else 10, 2)
@@ -83,9 +83,9 @@ def differs(job) -> None:
 
 def together(job) -> None:
     """Enter the same collective as all others, and never come out."""
-    heart = Heart(job.folder)
-    slot = heart.slot(job.slot)
-    heart.t0 = time.monotonic()
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    shared.t0 = time.monotonic()
     slot.collective(1, 10, 2)
     time.sleep(60)
 

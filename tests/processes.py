@@ -10,7 +10,7 @@ import pytest
 
 import gdlab as gd
 from gdlab.backends import launcher
-from gdlab.backends.crew import Crew, crew_of
+from gdlab.backends.topology import Topology, topology_of
 
 PATIENCE_S = 50.0
 
@@ -38,10 +38,10 @@ def alive(pids: Iterable[int]) -> list[int]:
 def play(monkeypatch: pytest.MonkeyPatch, role: str) -> None:
     """Let all processes of the runs of this test play a dummy role."""
 
-    def crew(experiment: gd.Experiment, backend: str) -> Crew:
-        real = crew_of(experiment, backend)
+    def topology(experiment: gd.Experiment, backend: str) -> Topology:
+        real = topology_of(experiment, backend)
         for process in real.processes:
             process["target"] = f"dummy_roles:{role}"
         return real
 
-    monkeypatch.setattr(launcher, "crew_of", crew)
+    monkeypatch.setattr(launcher, "topology_of", topology)

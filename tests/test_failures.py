@@ -14,8 +14,8 @@ from processes import PATIENCE_S, alive, play, until
 import gdlab as gd
 from gdlab.backends.devices import place
 from gdlab.backends.failures import KINDS, Failure, PeerLost, first_cause, of_exit, read_failure, write_failure
-from gdlab.backends.heart import Heart
 from gdlab.backends.runs import Run
+from gdlab.backends.shared_state import SharedState
 
 
 def launched(experiment: gd.Experiment | None = None, **more: float) -> Run:
@@ -170,18 +170,18 @@ def test_an_error_of_all_is_told_as_the_ranks_and_a_mistake_in_the_experiment_in
 
 
 def test_a_slot_keeps_what_its_process_says(tmp_path):
-    heart = Heart.create(tmp_path, 3)
-    other = Heart(tmp_path)
-    heart.slot(1).enter("computing", step=7, version=5)
-    heart.slot(1).collective(1, 650, 2)
+    shared = SharedState.create(tmp_path, 3)
+    other = SharedState(tmp_path)
+    shared.slot(1).enter("computing", step=7, version=5)
+    shared.slot(1).collective(1, 650, 2)
     seen = other.slot(1)
     assert (seen.phase, seen.step, seen.version, seen.sequence) == ("communicating", 7, 5, 1)
     assert seen.fingerprint == (1, 650, 2) and 0 <= time.monotonic() - seen.last_beat < 10
     assert (other.slot(0).phase, other.slot(2).last_beat) == ("starting", 0.0)
     assert not other.stop and not other.target_reached and other.reason == ""
-    heart.ask_stop()
-    heart.reach_target()
-    heart.reason = "seconds"
+    shared.ask_stop()
+    shared.reach_target()
+    shared.reason = "seconds"
     assert other.stop and other.target_reached and other.reason == "seconds"
 
 

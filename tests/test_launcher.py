@@ -39,7 +39,7 @@ def test_launching_loads_no_torch_in_the_calling_process():
 
 def test_the_zygote_has_one_thread():
     assert gdlab.backends.warm(PATIENCE_S)
-    assert psutil.Process(current_launcher()._link._process.pid).num_threads() == 1
+    assert psutil.Process(current_launcher()._zygote._process.pid).num_threads() == 1
 
 
 def test_a_run_goes_from_starting_to_done_and_every_process_leaves(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_dead_zygote_fails_its_runs_and_the_next_launch_starts_another(monkeyp
     play(monkeypatch, "beats")
     run = gd.launch(two())
     until(lambda: run.state == "running", "the run runs")
-    os.kill(current_launcher()._link._process.pid, signal.SIGKILL)
+    os.kill(current_launcher()._zygote._process.pid, signal.SIGKILL)
     with pytest.raises(gd.RankFailed, match="The process that starts workers ended"):
         run.wait(PATIENCE_S)
     until(lambda: not alive(run._pids.values()), "the ranks are gone")
@@ -144,7 +144,7 @@ def test_an_idle_zygote_leaves_and_comes_back_when_needed(monkeypatch):
         with monkeypatch.context() as impatient:
             impatient.setattr(launcher, "IDLE_S", 0.2)
             mine.wake()
-            until(lambda: mine._link is None, "the zygote has left")
+            until(lambda: mine._zygote is None, "the zygote has left")
         assert mine.warm(PATIENCE_S)
     finally:
         mine.close()
@@ -153,17 +153,17 @@ def test_an_idle_zygote_leaves_and_comes_back_when_needed(monkeypatch):
 LAUNCH_TWO = """
 import time, gdlab as gd
 from gdlab.backends import launcher
-from gdlab.backends.crew import crew_of
-def crew(experiment, backend):
-    real = crew_of(experiment, backend)
+from gdlab.backends.topology import topology_of
+def topology(experiment, backend):
+    real = topology_of(experiment, backend)
     for process in real.processes:
         process["target"] = "dummy_roles:beats"
     return real
-launcher.crew_of = crew
+launcher.topology_of = topology
 run = gd.launch(gd.Experiment(problem=gd.Quadratic(), workers=2))
 while run.state != "running":
     time.sleep(0.01)
-print(launcher.current_launcher()._link._process.pid, *run._pids.values(), flush=True)
+print(launcher.current_launcher()._zygote._process.pid, *run._pids.values(), flush=True)
 """
 
 
@@ -184,13 +184,13 @@ def test_a_forked_copy_of_the_caller_starts_a_zygote_of_its_own():
     code = LAUNCH_TWO + """
 import os, sys, warnings
 warnings.simplefilter("ignore")
-ours = launcher.current_launcher()._link._process.pid
+ours = launcher.current_launcher()._zygote._process.pid
 pid = os.fork()
 if pid == 0:
     run = gd.launch(gd.Experiment(problem=gd.Quadratic(), workers=2))
     while run.state != "running":
         time.sleep(0.01)
-    other = launcher.current_launcher()._link._process.pid
+    other = launcher.current_launcher()._zygote._process.pid
     run.stop()
     run.wait()
     launcher._close()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gdlab as gd
-from gdlab.panel import controls, export, history, link
+from gdlab.panel import controls, export, history, runner
 from gdlab.panel.heartbeat import HIDDEN_DEADLINE_S, VISIBLE_DEADLINE_S, Heartbeat
 from gdlab.panel.playground import Playground
 from gdlab.trace import PUSH, Chunk
@@ -48,7 +48,7 @@ def press(playground: Playground, name: str) -> None:
 
 def test_making_a_panel_starts_nothing_and_needs_no_loop() -> None:
     playground = Playground(SMALL)
-    assert not playground.controls.busy and playground.trace is None and playground.link.run is None
+    assert not playground.controls.busy and playground.trace is None and playground.runner.run is None
     assert "2 real worker processes" in playground.controls.message
     assert "application/vnd.jupyter.widget-view+json" in playground._repr_mimebundle_()
 
@@ -59,7 +59,7 @@ def test_run_once_returns_the_trace_and_fills_the_figures_and_the_history(tmp_pa
     assert trace.summary()["updates"] == 30 and playground.trace.folder == trace.folder
     assert playground.controls.fraction == 1.0 and "30 of 30 updates" in playground.controls.count
     assert not playground.controls.busy and len(playground.history.widget.runs) == 1 and playground.export.ready
-    line = playground.board.charts["loss"].figure["data"][-1]
+    line = playground.figures.charts["loss"].figure["data"][-1]
     assert len(line["x"]) == 31
     press(playground, "reset")
     assert playground.controls.fraction == 0.0 and playground.controls.count == ""
@@ -67,13 +67,13 @@ def test_run_once_returns_the_trace_and_fills_the_figures_and_the_history(tmp_pa
 
 def test_an_interrupted_cell_stops_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRun()
-    monkeypatch.setattr(link, "launch", lambda *_: fake)
-    monkeypatch.setattr(link, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(1)))
+    monkeypatch.setattr(runner, "launch", lambda *_: fake)
+    monkeypatch.setattr(runner, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(1)))
 
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(link.time, "sleep", interrupt)
+    monkeypatch.setattr(runner.time, "sleep", interrupt)
     playground = Playground(SMALL, figures=["timeline"])
     with pytest.raises(KeyboardInterrupt):
         playground.run_once()
@@ -86,9 +86,9 @@ def test_run_stop_and_run_again_from_the_buttons(tmp_path: Any) -> None:
         press(playground, "run")
         assert playground.controls.busy
         await until(lambda: playground._updates > 3, "updates are counted")
-        run = playground.link.run
+        run = playground.runner.run
         press(playground, "run")  # refused: one run at a time
-        assert playground.link.run is run and len(run.pids) == 2
+        assert playground.runner.run is run and len(run.pids) == 2
         press(playground, "stop")
         await until(lambda: not playground.controls.busy, "the run has stopped")
         assert run.state == "stopped" and playground.trace.summary()["updates"] > 3
@@ -108,7 +108,7 @@ def test_a_page_that_goes_away_stops_the_workers(tmp_path: Any) -> None:
         playground.heartbeat._handle_custom_msg({"beat": "page"}, [])
         press(playground, "run")
         await until(lambda: playground._updates > 0, "the run goes on")
-        run = playground.link.run
+        run = playground.runner.run
         playground.heartbeat._handle_custom_msg({"beat": "page", "bye": True}, [])
         await until(lambda: run.state == "stopped", "the workers were stopped")
 
@@ -120,7 +120,7 @@ def test_a_killed_worker_is_named_and_the_next_run_works(tmp_path: Any) -> None:
         playground = Playground(SMALL.replace(updates=1_000_000, compute_time=gd.Constant(0.01)))
         press(playground, "run")
         await until(lambda: playground._updates > 0, "the run goes on")
-        os.kill(playground.link.run.pids[1], signal.SIGKILL)
+        os.kill(playground.runner.run.pids[1], signal.SIGKILL)
         await until(lambda: not playground.controls.busy, "the failure was noticed")
         assert "ank 1" in playground.controls.message and playground.controls.tone == "error"
         playground.form.set("updates", "5")
@@ -138,7 +138,7 @@ def test_run_with_a_bad_setting_is_refused_in_one_sentence_and_nothing_is_lost()
         playground = Playground(SMALL)
         playground.form.set("workers", "abc")
         press(playground, "run")
-        assert not playground.link.busy and playground.controls.tone == "error"
+        assert not playground.runner.busy and playground.controls.tone == "error"
         assert playground.controls.message.startswith("Not started: workers = 'abc'")
         assert {row.path: row.text for row in playground.form.rows}["workers"] == "abc"
         press(playground, "reset")
@@ -154,13 +154,13 @@ def test_what_goes_wrong_in_a_run_is_said_and_the_panel_stays_usable(broken: str
     def fail(*_: Any) -> None:
         raise RuntimeError("the moon is full")
 
-    monkeypatch.setattr(link, "launch", fail if broken == "launch" else lambda *_: fake)
-    monkeypatch.setattr(link, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(1)))
+    monkeypatch.setattr(runner, "launch", fail if broken == "launch" else lambda *_: fake)
+    monkeypatch.setattr(runner, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(1)))
 
     async def body() -> None:
         playground = Playground(SMALL)
         if broken != "launch":
-            monkeypatch.setattr(playground.link, f"_{broken}", fail)
+            monkeypatch.setattr(playground.runner, f"_{broken}", fail)
         press(playground, "run")
         await until(lambda: not playground.controls.busy, "the failure was noticed")
         assert playground.controls.message == "The moon is full." and playground.controls.tone == "error"
@@ -174,10 +174,10 @@ def test_unknown_backends_and_figures_are_refused() -> None:
         Playground(SMALL, backend="cloud")
     with pytest.raises(gd.ExperimentError, match="fireworks"):
         Playground(SMALL, figures=["fireworks"])
-    assert list(Playground(SMALL, figures="timeline").board.charts) == ["timeline"]
+    assert list(Playground(SMALL, figures="timeline").figures.charts) == ["timeline"]
 
 
-# ---- the link from a run to the page ----
+# ---- from a run to the page ----
 
 class FakeRun:
     """A run whose state a test sets."""
@@ -198,11 +198,11 @@ def chunk_of(count: int) -> Chunk:
 
 def test_at_most_ten_frames_a_second_and_the_last_is_always_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     run, frames, ended = FakeRun(), [], []
-    monkeypatch.setattr(link, "launch", lambda *_: run)
-    monkeypatch.setattr(link, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(len(frames))))
+    monkeypatch.setattr(runner, "launch", lambda *_: run)
+    monkeypatch.setattr(runner, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(len(frames))))
 
     async def body() -> None:
-        joined = link.Link(lambda _run: None, lambda _run, chunk: len(chunk.pushes), frames.append,
+        joined = runner.Runner(lambda _run: None, lambda _run, chunk: len(chunk.pushes), frames.append,
                            lambda _run: "finished", lambda *what: ended.append(what))  # fmt: skip
         began = time.monotonic()
         assert joined.start([SMALL], "local") and joined.busy and not joined.start([SMALL], "local")
@@ -210,7 +210,7 @@ def test_at_most_ten_frames_a_second_and_the_last_is_always_delivered(monkeypatc
         await until(lambda: frames, "a first frame was delivered")
         run.state = "done"
         await until(lambda: ended, "the end was told")
-        assert 2 <= len(frames) <= 2 + (time.monotonic() - began) / link.FRAME_S
+        assert 2 <= len(frames) <= 2 + (time.monotonic() - began) / runner.FRAME_S
         assert frames[-1].last and not any(frame.last for frame in frames[:-1])
         assert [frame.made for frame in frames] == list(range(len(frames))) and ended == [(run, "finished", None)]
 
@@ -219,15 +219,15 @@ def test_at_most_ten_frames_a_second_and_the_last_is_always_delivered(monkeypatc
 
 def test_a_slow_frame_holds_up_neither_the_loop_nor_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     run, threads, ticks = FakeRun(), set(), []
-    monkeypatch.setattr(link, "launch", lambda *_: run)
-    monkeypatch.setattr(link, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(0)))
+    monkeypatch.setattr(runner, "launch", lambda *_: run)
+    monkeypatch.setattr(runner, "Follower", lambda _folder: SimpleNamespace(read=lambda: chunk_of(0)))
 
     def make(_run: Any, _chunk: Any) -> None:
         threads.add(threading.current_thread())
         time.sleep(0.2)
 
     async def body() -> None:
-        joined = link.Link(lambda _run: None, make, lambda _frame: None, lambda _run: None, lambda *_: None)
+        joined = runner.Runner(lambda _run: None, make, lambda _frame: None, lambda _run: None, lambda *_: None)
         joined.start([SMALL], "local")
         for _ in range(20):
             ticks.append(time.monotonic())
@@ -242,7 +242,7 @@ def test_a_slow_frame_holds_up_neither_the_loop_nor_the_page(monkeypatch: pytest
 def test_a_message_on_another_thread_is_taken_on_the_loop() -> None:
     async def body() -> None:
         seen: list[threading.Thread] = []
-        joined = link.Link(*[lambda *_: None] * 5)
+        joined = runner.Runner(*[lambda *_: None] * 5)
         other = threading.Thread(target=joined.call, args=(lambda: seen.append(threading.current_thread()),))
         other.start()
         await until(lambda: seen, "the call arrived")
@@ -356,10 +356,10 @@ def test_the_history_is_bounded_and_its_runs_can_be_hidden_used_and_forgotten(tm
         playground.form.set("workers", str(workers))
         playground.run_once()
     first, second = playground.history.entries
-    assert len(playground.board.charts["loss"].figure["data"]) == 4
+    assert len(playground.figures.charts["loss"].figure["data"]) == 4
     message = playground.history.widget._handle_custom_msg
     message({"show": first.id, "on": False}, [])
-    assert playground.history.shown == [second] and len(playground.board.charts["loss"].figure["data"]) == 2
+    assert playground.history.shown == [second] and len(playground.figures.charts["loss"].figure["data"]) == 2
     message({"use": first.id}, [])
     assert playground.experiment.workers == 1
     message({"forget": first.id}, [])

@@ -31,7 +31,7 @@ def running() -> Run:
     """Launch a run and wait until each of its processes lives: the first to be there is enough for its state."""
     run = gd.launch(TWO)
     until(lambda: run.state == "running", "the run runs")
-    slots = [run.heart.slot(at) for at in range(run.heart.slots)]
+    slots = [run.shared.slot(at) for at in range(run.shared.slots)]
     until(lambda: all(slot.phase == "sleeping" for slot in slots), "every process beats")
     return run
 
@@ -98,8 +98,8 @@ def test_a_run_ends_though_its_folder_is_gone_and_nobody_can_be_told(monkeypatch
 
 def test_a_run_that_failed_before_it_could_start_is_not_started_later(mine: Launcher):
     run = gd.launch(TWO)
-    until(lambda: mine._link, "the zygote is being started")
-    os.kill(mine._link._process.pid, signal.SIGKILL)
+    until(lambda: mine._zygote, "the zygote is being started")
+    os.kill(mine._zygote._process.pid, signal.SIGKILL)
     with pytest.raises(gd.RankFailed, match="The process that starts workers ended"):
         run.wait(PATIENCE_S)
     assert not mine._waiting and not mine._active
@@ -149,7 +149,7 @@ def test_of_launches_into_one_folder_at_once_one_gets_it(monkeypatch, tmp_path: 
     runs[0].wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize("name", ["run.json", "heart.bin", "events-server.bin", "path.bin", "losses.bin"])
+@pytest.mark.parametrize("name", ["run.json", "shared_state.bin", "events-server.bin", "path.bin", "losses.bin"])
 def test_a_folder_with_what_is_left_of_a_run_is_refused(name: str, tmp_path: Path):
     (tmp_path / name).touch()
     with pytest.raises(FileExistsError, match="already holds a run, or what is left of one: choose another folder"):
@@ -167,7 +167,7 @@ def test_a_stop_reaches_its_processes_though_the_zygote_is_halted(monkeypatch):
     monkeypatch.setattr(launcher, "HALTED_S", 0.6)
     first = gd.launch(TWO)
     until(lambda: first.pids, "the ranks have started")
-    zygote = current_launcher()._link._process.pid
+    zygote = current_launcher()._zygote._process.pid
     os.kill(zygote, signal.SIGSTOP)
     second = gd.launch(TWO)
     try:
@@ -178,7 +178,7 @@ def test_a_stop_reaches_its_processes_though_the_zygote_is_halted(monkeypatch):
             assert run.state == "stopped" and not alive(run._pids.values())
     finally:
         os.kill(zygote, signal.SIGCONT)
-    assert current_launcher()._link._process.pid == zygote
+    assert current_launcher()._zygote._process.pid == zygote
 
 
 @pytest.mark.parametrize("end", [{"seconds": 1.0}, {"target_loss": -1.0}, {"seconds": 1.0, "target_loss": -1.0}])

@@ -20,7 +20,7 @@ from gdlab.panel.chart import change
 from gdlab.panel.export import file_of
 from gdlab.panel.fields import SLOW
 from gdlab.panel.playground import Playground
-from gdlab.panel.together import Together
+from gdlab.panel.variants import VariantRuns
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace
 from gdlab.views import VIEWS, live, style
@@ -55,26 +55,26 @@ def broken(layout: dict) -> bool:
 ])  # fmt: skip
 def test_runs_held_as_one_go_on_until_the_last_has_ended_and_a_failure_is_not_hidden(
         states: tuple[str, ...], together: str) -> None:  # fmt: skip
-    assert Together([fake(state) for state in states]).state == together
+    assert VariantRuns([fake(state) for state in states]).state == together
 
 
 def test_the_message_counts_the_runs_and_names_the_one_that_failed_at_once_and_at_the_end() -> None:
     runs = [fake("done", "done after 5 updates"), fake("running", "update 3", 0.2), fake("running", "update 4", 0.3)]
-    assert Together(runs).message == "1 of 3 runs have ended: update 3"
+    assert VariantRuns(runs).message == "1 of 3 runs have ended: update 3"
     runs[2] = fake("failed", "Rank 1 was killed", 0.3)
-    assert Together(runs).message == "2 of 3 runs have ended: update 3. learning rate 0.3: Rank 1 was killed"
+    assert VariantRuns(runs).message == "2 of 3 runs have ended: update 3. learning rate 0.3: Rank 1 was killed"
     runs[1] = fake("done", "done after 9 updates", 0.2)
-    assert Together(runs).message == (
+    assert VariantRuns(runs).message == (
         "learning rate 0.1: done after 5 updates; learning rate 0.2: done after 9 updates; "
         "learning rate 0.3: Rank 1 was killed")
-    assert Together([fake("done", "done after 5 updates", lr) for lr in (0.1, 0.2)]).message == (
+    assert VariantRuns([fake("done", "done after 5 updates", lr) for lr in (0.1, 0.2)]).message == (
         "All 2 runs: done after 5 updates")
 
 
 def test_the_progress_is_that_of_the_run_that_is_least_far() -> None:
-    assert Together([fake("running", progress=0.7), fake("running", progress=0.2)]).progress == 0.2
-    assert Together([fake("running", progress=0.7), fake("failed", progress=0.2)]).progress == 0.7
-    assert Together([fake("running", progress=None), fake("running")]).progress is None
+    assert VariantRuns([fake("running", progress=0.7), fake("running", progress=0.2)]).progress == 0.2
+    assert VariantRuns([fake("running", progress=0.7), fake("failed", progress=0.2)]).progress == 0.7
+    assert VariantRuns([fake("running", progress=None), fake("running")]).progress is None
 
 
 def test_where_one_cannot_be_launched_those_before_it_are_stopped(monkeypatch: Any, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_one_press_runs_every_variant_and_compares_them(tmp_path: Path) -> None:
     alone = [gd.run(SMALL.replace(**variant), backend="virtual") for variant in CLIPS]
     for entry, run in zip(entries, alone, strict=True):
         assert entry.trace.path.tobytes() == run.path.tobytes(), "beside others a run does what it does alone"
-    panels = [line for line in playground.board.charts["clip"].figure["data"] if line["name"] == "loss"]
+    panels = [line for line in playground.figures.charts["clip"].figure["data"] if line["name"] == "loss"]
     assert len(panels) == 4 and all(len(panel["y"]) == 31 for panel in panels)
-    assert len(playground.board.charts["loss"].figure["data"]) >= 4
+    assert len(playground.figures.charts["loss"].figure["data"]) >= 4
 
 
 def test_real_variants_are_drawn_while_they_go_on_and_stop_together(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_real_variants_are_drawn_while_they_go_on_and_stop_together(tmp_path: Pa
         press(playground, "run")
 
         def points() -> list[int]:
-            data = playground.board.charts["clip"].figure["data"]
+            data = playground.figures.charts["clip"].figure["data"]
             return [len(line["x"]) for line in data if line["name"] == "loss"]
 
         await until(lambda: len(points()) == 2 and min(points()) > 5, "both are drawn live")
         first = points()
         await until(lambda: min(points()) > max(first), "both go on")
         assert "0 of 2 runs have ended: running" in playground.controls.message.lower()
-        runs = playground.link.run.runs
+        runs = playground.runner.run.runs
         assert all(len(run.pids) == 2 for run in runs) and not set(runs[0].pids) & set(runs[1].pids)
         press(playground, "stop")
         await until(lambda: not playground.controls.busy, "they have stopped")
@@ -199,12 +199,12 @@ def test_figures_go_on_after_the_first_variant_has_ended_and_one_that_is_lost_lo
         variants = [{"updates": 10}, {}, {"seed": 1}]
         playground = Playground(LONG, figures=["clip", "timeline"], variants=variants)
         press(playground, "run")
-        await until(lambda: playground.link.run is not None, "they were launched")
-        first, second, third = playground.link.run.runs
+        await until(lambda: playground.runner.run is not None, "they were launched")
+        first, second, third = playground.runner.run.runs
         await until(lambda: first.state == "done", "the first has ended")
 
         def points() -> int:
-            return max((np.size(line["x"]) for line in playground.board.charts["clip"].figure["data"]), default=0)
+            return max((np.size(line["x"]) for line in playground.figures.charts["clip"].figure["data"]), default=0)
 
         before = points()
         await until(lambda: points() > max(before, 20), "the others are still drawn")
@@ -212,13 +212,13 @@ def test_figures_go_on_after_the_first_variant_has_ended_and_one_that_is_lost_lo
         os.kill(third.pids[1], signal.SIGKILL)
         await until(lambda: "rank 1" in playground.controls.message.lower(), "the failure is named while one goes on")
         shutil.rmtree(first.folder)
-        await until(lambda: broken(playground.board.charts["clip"].figure["layout"]), "the figure says so")
+        await until(lambda: broken(playground.figures.charts["clip"].figure["layout"]), "the figure says so")
         assert second.state == "running"
         press(playground, "stop")
         await until(lambda: not playground.controls.busy, "all have ended")
         assert playground.controls.tone == "error" and "rank 1" in playground.controls.message.lower()
         assert [entry.trace.folder for entry in playground.history.entries] == [second.folder, third.folder]
-        caption = playground.board.charts["timeline"].figure["layout"]["title"]["subtitle"]["text"]
+        caption = playground.figures.charts["timeline"].figure["layout"]["title"]["subtitle"]["text"]
         assert "Shown: " in caption
 
     in_loop(body)
@@ -229,7 +229,7 @@ def test_ticks_choose_among_the_variants_what_is_drawn_side_by_side() -> None:
     playground.run_once()
 
     def panels() -> int:
-        return sum(line["name"] == "loss" for line in playground.board.charts["clip"].figure["data"])
+        return sum(line["name"] == "loss" for line in playground.figures.charts["clip"].figure["data"])
 
     assert panels() == 4
     playground.history._got({"show": playground.history.entries[1].id, "on": False})
@@ -268,11 +268,11 @@ def test_a_run_that_made_no_update_gives_no_answer_away() -> None:
 def test_every_view_can_be_a_panel_s_figure_and_ends_as_the_finished_one(tmp_path: Path) -> None:
     exp = SMALL.replace(precision="mixed_fp16", clip=1.0)
     playground = Playground(exp, backend="virtual", figures=list(VIEWS))
-    for name, chart in playground.board.charts.items():
+    for name, chart in playground.figures.charts.items():
         assert any(note["name"] == "message" for note in chart.figure["layout"]["annotations"]), name
     trace = playground.run_once()
     for name in REDRAWN:
-        drawn, final = playground.board.charts[name].figure["data"], VIEWS[name](trace).data
+        drawn, final = playground.figures.charts[name].figure["data"], VIEWS[name](trace).data
         assert [np.size(line.get("x", ())) for line in drawn] == [np.size(line.x) for line in final], name
         assert any(np.size(line.get("x", ())) for line in drawn), name
 

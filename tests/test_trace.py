@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gdlab as gd
-from gdlab.backends.roles import experiment_of
+from gdlab.backends.job import experiment_of
 from gdlab.experiment import MAX_UPDATES
 from gdlab.records import MOST_UPDATES, PATH_LIMIT_BYTES, path_dtype, path_stage, path_stride
 from gdlab.trace import (

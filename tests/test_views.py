@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from made_traces import MEASURED, SIMULATED, begun, made
 
 import gdlab as gd
-from gdlab.panel.board import USUAL
 from gdlab.panel.chart import change
+from gdlab.panel.figures import USUAL
 from gdlab.trace import PUSH, Chunk, Follower, PathWriter, write_surface
 from gdlab.views import live, style, timeline, what_differs
 from gdlab.views.downsample import Thinned, every, line

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import gdlab
-from gdlab.backends.crew import check, crew_of, needs_server
 from gdlab.backends.failures import RankFailed
-from gdlab.backends.heart import Heart
 from gdlab.backends.launcher import current_launcher
 from gdlab.backends.runs import Run, new_folder, show_progress, taken
+from gdlab.backends.shared_state import SharedState
+from gdlab.backends.topology import check, needs_server, topology_of
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.parts import Opaque
@@ -50,13 +50,13 @@ def launch(experiment: Experiment, backend: str = "local", folder: str | Path | 
                               "give it again with exp.replace(problem=...).")
     path = new_folder(folder, _short_name(experiment))
     try:
-        heart = Heart.create(path, len(crew_of(experiment, backend).processes))
+        shared = SharedState.create(path, len(topology_of(experiment, backend).processes))
     except FileExistsError:
         raise taken(path) from None
     if experiment.payload is not None:
         (path / "payload.bin").write_bytes(experiment.payload)
     write_run(path, {"experiment": json.loads(experiment.to_json()), "environment": _environment(experiment, backend)})
-    started = Run(experiment, backend, path, float(timeout_s), heart)
+    started = Run(experiment, backend, path, float(timeout_s), shared)
     current_launcher().launch(started)
     return started
 

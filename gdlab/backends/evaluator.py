@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from gdlab.backends.job import Job, experiment_of
+from gdlab.backends.shared_state import SharedState
 from gdlab.backends.surface import Surface
 from gdlab.descent.problems import build
 from gdlab.records import path_dtype
-from gdlab.trace import LossWriter, write_json
+from gdlab.trace import LossWriter, read_run, write_json
 
 if TYPE_CHECKING:
     from gdlab.descent.problems import Problem
@@ -35,6 +37,8 @@ and measured after the end, for FILL_S at most."""
 CHUNK, CHEAP_CHUNK = 8, 1024
 PAUSE_S = 0.05
 HURRY_S = 0.3
+FINISH_S = 30.0
+"""How long the evaluator may go on after the last update of a real run."""
 
 
 class PathReader:
@@ -197,3 +201,29 @@ def evaluate(
             write_json(folder, "final.json", {"version": evaluator.last_version, "final_loss": evaluator.last_loss,
                                               "accuracy": accuracy})
             surface.finish(rows, busy, until - time.monotonic())
+
+
+def main(job: Job) -> None:
+    """Be the evaluator of a run: measure the objective along the path, and tell when the target is reached."""
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    slot.enter("starting")
+    experiment = experiment_of(job.folder)
+    target = experiment.target_loss
+
+    def follow() -> bool:
+        slot.enter("computing")
+        return not shared.reason and not shared.stop
+
+    def hurry() -> bool:
+        slot.enter("finishing")
+        return shared.stop
+
+    def report(version: int, loss: float) -> None:
+        slot.beat()
+        if target is not None and loss <= target:
+            shared.reach_target()
+
+    simulated = read_run(job.folder)["environment"].get("backend") == "virtual"
+    evaluate(experiment, job.folder, deadline_s=None if simulated else FINISH_S, follow=follow, hurry=hurry,
+                       report=report, patient=simulated)

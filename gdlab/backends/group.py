@@ -11,7 +11,7 @@ import torch.distributed as dist
 from gdlab.backends.failures import PeerLost
 
 if TYPE_CHECKING:
-    from gdlab.backends.heart import Slot
+    from gdlab.backends.shared_state import Slot
     from gdlab.backends.zygote import Job
 
 PATIENCE = timedelta(days=7)
@@ -22,7 +22,7 @@ _DTYPES = {torch.float64: 1, torch.float32: 2, torch.float16: 3, torch.bfloat16:
 
 
 class Group:
-    """The group of one run; each collective leaves its fingerprint in the heart before it is entered."""
+    """The group of one run; each collective leaves its fingerprint in the shared state before it is entered."""
 
     def __init__(self, job: Job, slot: Slot, device: str):
         self.size: int = job.options["ranks"]

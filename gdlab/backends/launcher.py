@@ -18,12 +18,12 @@ from contextlib import suppress
 from multiprocessing.connection import wait as wait_for
 from typing import Any
 
-from gdlab.backends.crew import crew_of, needs_server
 from gdlab.backends.devices import place
 from gdlab.backends.failures import Failure
-from gdlab.backends.link import ZygoteLink
 from gdlab.backends.runs import Run
 from gdlab.backends.supervise import GRACE_S, Supervision
+from gdlab.backends.topology import needs_server, topology_of
+from gdlab.backends.zygote_client import ZygoteClient
 from gdlab.part import ExperimentError
 from gdlab.trace import TraceError, read_run, write_run
 
@@ -42,7 +42,7 @@ class Launcher:
         self._near, self._far = socket.socketpair()
         self._far.setblocking(False)
         self._near.setblocking(False)
-        self._link: ZygoteLink | None = None
+        self._zygote: ZygoteClient | None = None
         self._active: dict[str, Supervision] = {}
         self._waiting: list[Supervision] = []
         self._idle_since = time.monotonic()
@@ -55,7 +55,7 @@ class Launcher:
         """Start a run's processes; returns at once."""
         run._wake = self.wake
         run._message = "starting"
-        supervision = Supervision(run, crew_of(run.experiment, run.backend), self._send)
+        supervision = Supervision(run, topology_of(run.experiment, run.backend), self._send)
         if not self.serves:
             raise RuntimeError("This process is ending and starts no run any more: launch earlier.")
         self._inbox.put(supervision)
@@ -70,7 +70,7 @@ class Launcher:
         """Start the zygote, if there is none; wait for it at most `timeout` seconds and tell whether it is ready."""
         self._inbox.put(None)
         self.wake()
-        return self._warm.wait(timeout) and self._link is not None and self._link.facts is not None
+        return self._warm.wait(timeout) and self._zygote is not None and self._zygote.facts is not None
 
     def wake(self) -> None:
         try:
@@ -88,8 +88,8 @@ class Launcher:
         """Let go of what a forked copy of this process has inherited."""
         for end in (self._near, self._far):
             end.close()
-        if self._link:
-            self._link.forget()
+        if self._zygote:
+            self._zygote.forget()
 
     # ---- the thread ----
 
@@ -111,47 +111,48 @@ class Launcher:
                 self._active[late.run.run_id] = late
         for supervision in self._active.values():
             supervision.run._stop_asked_at = time.monotonic()
-            supervision.run.heart.ask_stop()
-        self._lose_link()
+            supervision.run.shared.ask_stop()
+        self._lose_zygote()
         for supervision in self._active.values():
             supervision._end("stopped", "exit")
         for end in (self._near, self._far):
             end.close()
 
     def _turn(self) -> None:
-        links = [self._near] + ([self._link.channel] if self._link else [])
+        ends = [self._near] + ([self._zygote.channel] if self._zygote else [])
         wait = TICK_S if self._active else None
-        idles = self._link is not None and self._link.facts is not None and IDLE_S != float("inf")
+        idles = self._zygote is not None and self._zygote.facts is not None and IDLE_S != float("inf")
         if wait is None and idles:
             wait = max(0.0, self._idle_since + IDLE_S - time.monotonic())
-        ready = wait_for(links, wait)  # Not select, which knows no descriptor above 1023.
+        ready = wait_for(ends, wait)  # Not select, which knows no descriptor above 1023.
         if self._near in ready:
             self._near.recv(4096)
             self._take()
-        if self._link and self._link.channel in ready:
-            messages = self._link.receive()
+        if self._zygote and self._zygote.channel in ready:
+            messages = self._zygote.receive()
             if messages is None:
                 self._zygote_is_gone()
             else:
                 for message in messages:
                     self._hear(message)
         for name, supervision in list(self._active.items()):
-            if not supervision._started and self._link and self._link.facts is None:
-                supervision.run._message = f"starting: loading PyTorch ({time.monotonic() - self._link.started:.0f} s)"
+            if not supervision._started and self._zygote and self._zygote.facts is None:
+                waited_s = time.monotonic() - self._zygote.started
+                supervision.run._message = f"starting: loading PyTorch ({waited_s:.0f} s)"
             if self._try(supervision, supervision.tick):
                 self._drop(name)
-            elif self._link and supervision.asked_to_stop:
+            elif self._zygote and supervision.asked_to_stop:
                 self._see_that_it_stops(supervision.stopping_s)
         if idles and not self._active and time.monotonic() - self._idle_since >= IDLE_S:
-            self._lose_link()
+            self._lose_zygote()
 
     def _see_that_it_stops(self, stopping_s: float) -> None:
         """Wake, and in the end replace, a zygote that does not do what is needed for a stop."""
-        assert self._link is not None
+        assert self._zygote is not None
         if stopping_s > HALTED_S:
-            self._link.resume()
+            self._zygote.resume()
         if stopping_s > HUNG_S:
-            self._link.kill()
+            self._zygote.kill()
 
     def _take(self) -> None:
         while not self._inbox.empty():
@@ -160,17 +161,17 @@ class Launcher:
                 self._active[supervision.run.run_id] = supervision
                 self._waiting.append(supervision)
             self._idle_since = time.monotonic()
-        if self._link is None:
-            self._link = ZygoteLink()
+        if self._zygote is None:
+            self._zygote = ZygoteClient()
         self._start_waiting()
 
     def _start_waiting(self) -> None:
-        if self._link is None or self._link.facts is None:
+        if self._zygote is None or self._zygote.facts is None:
             return
         waiting, self._waiting = self._waiting, []
         for supervision in waiting:
             if not supervision.asked_to_stop:
-                self._try(supervision, self._start, supervision, self._link.facts)
+                self._try(supervision, self._start, supervision, self._zygote.facts)
 
     def _start(self, supervision: Supervision, facts: dict[str, Any]) -> None:
         run = supervision.run
@@ -188,7 +189,7 @@ class Launcher:
 
     def _count_who_is_beside(self) -> None:
         """Note for every run that computes how many processes of others compute beside it: they share the cores."""
-        going = [supervision for supervision in self._active.values() if not supervision.run.heart.reason]
+        going = [supervision for supervision in self._active.values() if not supervision.run.shared.reason]
         total = sum(supervision.computing for supervision in going)
         for supervision in going:
             if (beside := total - supervision.computing) > supervision.beside:
@@ -198,8 +199,8 @@ class Launcher:
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "ready" in message:
-            assert self._link is not None
-            self._link.facts = message["ready"]
+            assert self._zygote is not None
+            self._zygote.facts = message["ready"]
             self._idle_since = time.monotonic()
             self._warm.set()
             self._start_waiting()
@@ -219,7 +220,7 @@ class Launcher:
             self._try(supervision, supervision.exited, message["name"], message["code"])
 
     def _zygote_is_gone(self) -> None:
-        said = self._lose_link()
+        said = self._lose_zygote()
         last = said.splitlines()[-1] if said else "it was killed"
         for name, supervision in [*self._active.items()]:
             if supervision.asked_to_stop:
@@ -228,10 +229,10 @@ class Launcher:
                 continue
             self._abandon(supervision, f"The process that starts workers ended ({last}): launch again.")
 
-    def _lose_link(self) -> str:
-        self._warm.clear()  # First: whoever sees no link may ask for the next one at once, and must wait for that.
-        link, self._link = self._link, None
-        return link.close() if link else ""
+    def _lose_zygote(self) -> str:
+        self._warm.clear()  # First: whoever sees no zygote may ask for the next one at once, and must wait for that.
+        zygote, self._zygote = self._zygote, None
+        return zygote.close() if zygote else ""
 
     def _try(self, supervision: Supervision, act: Callable[..., Any], *arguments: Any) -> Any:
         """Do something for one run; what goes wrong there ends that run, and no other."""
@@ -255,8 +256,8 @@ class Launcher:
         self._idle_since = time.monotonic()
 
     def _send(self, request: dict[str, Any]) -> None:
-        if self._link:
-            self._link.send(request)
+        if self._zygote:
+            self._zygote.send(request)
 
 
 def _told(error: Exception) -> str:

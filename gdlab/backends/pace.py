@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gdlab.backends.heart import Heart, Slot
 from gdlab.backends.limits import Limits
+from gdlab.backends.shared_state import SharedState, Slot
 from gdlab.experiment import Experiment
 from gdlab.parts import LocalSGD
 
@@ -17,8 +17,8 @@ SLICE_S = 0.02
 class Pace:
     """Give the moment at which each step of one worker is over, and sleep until then."""
 
-    def __init__(self, experiment: Experiment, rank: int, heart: Heart, slot: Slot):
-        self._heart, self._slot, self._rank = heart, slot, rank
+    def __init__(self, experiment: Experiment, rank: int, shared: SharedState, slot: Slot):
+        self._shared, self._slot, self._rank = shared, slot, rank
         self._draw = experiment.times.draw if experiment.compute_time is not None else None
         self._period = experiment.strategy.period if isinstance(experiment.strategy, LocalSGD) else 1
         self._stretch = max(experiment.speeds or (1.0,)) / experiment.speed(rank)
@@ -54,11 +54,11 @@ class Pace:
         if due <= time.monotonic():
             return False
         end = due
-        if self._heart.t0:
-            end = min(due, self._heart.t0 + self._limit_s)
+        if self._shared.t0:
+            end = min(due, self._shared.t0 + self._limit_s)
         self._slot.enter("sleeping", step)
         while (left := end - time.monotonic()) > 0:
-            if self._heart.stop or self._heart.target_reached:
+            if self._shared.stop or self._shared.target_reached:
                 return True
             if pause is None:
                 time.sleep(min(left, SLICE_S))

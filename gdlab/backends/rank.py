@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 import torch
 
 from gdlab.backends.failures import PeerLost
 from gdlab.backends.group import Group
-from gdlab.backends.heart import Heart, Slot
+from gdlab.backends.job import Job, experiment_of, path_format
 from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
 from gdlab.backends.pace import Pace
-from gdlab.backends.roles import experiment_of, path_format
+from gdlab.backends.shared_state import SharedState, Slot
 from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.worker import Push, Read, Worker
 from gdlab.parts import LocalSGD
 from gdlab.trace import EventWriter, ExponentWriter, LocalPathWriter, PathWriter, UpdateWriter
-
-if TYPE_CHECKING:
-    from gdlab.backends.zygote import Job
 
 VOTES = ("stop", "seconds", "target_loss", "nonfinite")
 """What the extra elements of the reduced buffer say: how many ranks want to leave and why, or saw inf or NaN."""
@@ -36,8 +32,8 @@ class Rank:
 
     def __init__(self, job: Job):
         self.job = job
-        self.heart = Heart(job.folder)
-        self.slot: Slot = self.heart.slot(job.slot)
+        self.shared = SharedState(job.folder)
+        self.slot: Slot = self.shared.slot(job.slot)
         self.slot.enter("starting")
         self.experiment = experiment_of(job.folder)
         self.device = job.options["devices"][job.index]
@@ -45,7 +41,7 @@ class Rank:
             torch.cuda.set_device(self.device)
         self.problem = build(self.experiment, self.device)
         self.worker = Worker(self.experiment, self.problem, job.index)
-        self.pace = Pace(self.experiment, job.index, self.heart, self.slot)
+        self.pace = Pace(self.experiment, job.index, self.shared, self.slot)
         self.costs = Costs.of(self.experiment, self.problem.size)
         self.exponents = ExponentWriter(job.folder, f"rank{job.index}", self.experiment.updates)
         self.worker.watch = self.exponents.due
@@ -87,7 +83,7 @@ class Rank:
             store.watch = UpdateWriter(self.job.folder, self.problem.size, experiment.updates)
         self.slot.enter("ready")
         t0 = group.latest(time.monotonic())
-        self.heart.t0 = t0
+        self.shared.t0 = t0
         limits = Limits.of(experiment)
         limit = t0 + limits.seconds
         reason, step = "", 0
@@ -101,7 +97,7 @@ class Rank:
             if buffer is None:
                 buffer = torch.zeros(push.grad.numel() + len(VOTES), dtype=push.grad.dtype, device=push.grad.device)
             buffer[:-len(VOTES)] = store.contribution(push)
-            buffer[-len(VOTES):] = torch.tensor([self.heart.stop, computed >= limit, self.heart.target_reached,
+            buffer[-len(VOTES):] = torch.tensor([self.shared.stop, computed >= limit, self.shared.target_reached,
                                                  push.nonfinite > 0])
             group.sum(buffer)
             self.pace.pass_time(self.costs.allreduce_s, step)
@@ -127,7 +123,7 @@ class Rank:
             self.local_path.close()
         if path:
             path.finish(store.version, store.params)
-            self.heart.reason = reason
+            self.shared.reason = reason
 
     # ---- over the parameter server ----
 
@@ -184,7 +180,7 @@ def main(job: Job) -> None:
         try:
             rank.work()
         except PeerLost:
-            if not rank.heart.reason:
+            if not rank.shared.reason:
                 raise  # Else the server has ended the run and did not wait for a long gradient.
     else:
         rank.descend()

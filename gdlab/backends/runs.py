@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gdlab.backends.failures import Failure, RankFailed, RemoteError
-from gdlab.backends.heart import Heart
+from gdlab.backends.shared_state import SharedState
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace, TraceError
 
 BAR = 20
-RUN_FILES = ("run.json", "heart.bin", "events-*.bin", "path.*", "local-*", "losses.bin", "updates.bin",
+RUN_FILES = ("run.json", "shared_state.bin", "events-*.bin", "path.*", "local-*", "losses.bin", "updates.bin",
              "exponents-*.bin", "surface-*.npz", "final.json", "failure-*.json")
 ENDED = ("done", "stopped", "failed")
 
@@ -26,10 +26,10 @@ ENDED = ("done", "stopped", "failed")
 class Run:
     """A run that goes on in processes of its own. Every member may be used from any thread, at any time."""
 
-    def __init__(self, experiment: Experiment, backend: str, folder: Path, timeout_s: float, heart: Heart):
+    def __init__(self, experiment: Experiment, backend: str, folder: Path, timeout_s: float, shared: SharedState):
         self.experiment, self.backend, self.folder, self.timeout_s = experiment, backend, folder, timeout_s
         self.run_id = folder.name + "-" + uuid.uuid4().hex[:8]
-        self.heart = heart
+        self.shared = shared
         self._state = "starting"
         self._message = "starting"
         self._pids: dict[str, int] = {}
@@ -55,14 +55,14 @@ class Run:
     @property
     def progress(self) -> float | None:
         """Share of the updates, or of the time, that is done; None where neither is known."""
-        exp, heart = self.experiment, self.heart
+        exp, shared = self.experiment, self.shared
         if self._state == "done":
             return 1.0
         shares = []
         if exp.updates is not None:
-            shares.append(max(heart.slot(at).version for at in range(heart.slots)) / exp.updates)
+            shares.append(max(shared.slot(at).version for at in range(shared.slots)) / exp.updates)
         if exp.seconds is not None and self.backend != "virtual":
-            shares.append((time.monotonic() - heart.t0) / exp.seconds if heart.t0 else 0.0)
+            shares.append((time.monotonic() - shared.t0) / exp.seconds if shared.t0 else 0.0)
         return min(1.0, max(shares)) if shares else None
 
     @property
@@ -101,7 +101,7 @@ class Run:
         """Ask for the end, and return at once: within a second no process is left, and the trace stays readable."""
         if self._stop_asked_at is None and not self._ended.is_set():
             self._stop_asked_at = time.monotonic()
-            self.heart.ask_stop()
+            self.shared.ask_stop()
             self._wake()
 
     def wait(self, timeout: float | None = None) -> Trace:

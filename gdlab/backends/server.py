@@ -5,23 +5,19 @@ from __future__ import annotations
 import math
 import select
 import time
-from typing import TYPE_CHECKING
 
 from gdlab.backends.failures import PeerLost
-from gdlab.backends.heart import Heart
+from gdlab.backends.job import Job, experiment_of, path_format
 from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, READY, STOP, Channel, Message
 from gdlab.backends.pace import SLICE_S
-from gdlab.backends.roles import experiment_of, path_format
+from gdlab.backends.shared_state import SharedState
 from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
 from gdlab.descent.store import Applied, Store
 from gdlab.descent.strategies import Decision, PushKey, machine
 from gdlab.descent.worker import Push
 from gdlab.trace import EventWriter, PathWriter, UpdateWriter
-
-if TYPE_CHECKING:
-    from gdlab.backends.zygote import Job
 
 WAIT_MS = 50
 LAST_WORDS_S = 0.4
@@ -43,8 +39,8 @@ class Server:
     """The shared parameters of one run and the connections to its workers."""
 
     def __init__(self, job: Job):
-        self.heart = Heart(job.folder)
-        self.slot = self.heart.slot(job.slot)
+        self.shared = SharedState(job.folder)
+        self.slot = self.shared.slot(job.slot)
         self.slot.enter("starting")
         self.experiment = experiment = experiment_of(job.folder)
         self.problem = build(experiment)
@@ -97,12 +93,12 @@ class Server:
             assert message.kind == READY
             ready.append(message.start)
         self.t0 = max(*ready, time.monotonic())
-        self.heart.t0 = self.t0
+        self.shared.t0 = self.t0
 
     def _look(self) -> None:
-        if self.heart.stop:
+        if self.shared.stop:
             self.reason = "stop"
-        elif self.heart.target_reached:
+        elif self.shared.target_reached:
             self.reason = "target_loss"
         elif time.monotonic() - self.t0 >= self.limits.seconds:
             self.reason = "seconds"
@@ -206,7 +202,7 @@ class Server:
         for step in self._received.values():
             self._write(step)
         until = time.monotonic() + LAST_WORDS_S
-        while any(self._busy) and time.monotonic() < until and not self.heart.stop:
+        while any(self._busy) and time.monotonic() < until and not self.shared.stop:
             for descriptor, _ in self._poll.poll(WAIT_MS):
                 rank = self._ranks[descriptor]
                 try:
@@ -220,7 +216,7 @@ class Server:
         self.events.close()
         self.updates.close()
         self.path.finish(self.store.version, self.store.params)
-        self.heart.reason = self.reason
+        self.shared.reason = self.reason
 
 
 def main(job: Job) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gdlab.backends.crew import Crew
 from gdlab.backends.failures import Failure, first_cause, of_exit
-from gdlab.backends.heart import Slot
 from gdlab.backends.runs import Run
+from gdlab.backends.shared_state import Slot
+from gdlab.backends.topology import Topology
 from gdlab.trace import TraceError, read_run, write_run
 
 GRACE_S = 0.5
@@ -38,11 +38,11 @@ SLOW, SLOW_S = 5.0, 60.0
 class Supervision:
     """The state of one run at the launcher. Only the launcher's thread calls it."""
 
-    def __init__(self, run: Run, crew: Crew, send: Callable[[dict[str, Any]], None]):
-        self.run, self.crew = run, crew
+    def __init__(self, run: Run, topology: Topology, send: Callable[[dict[str, Any]], None]):
+        self.run, self.topology = run, topology
         self._path, self._cwd = [entry for entry in sys.path if isinstance(entry, str)], os.getcwd()
         self._send = send
-        self._slots = {name: run.heart.slot(at) for at, name in enumerate(crew.names)}
+        self._slots = {name: run.shared.slot(at) for at, name in enumerate(topology.names)}
         self._living: set[str] = set()
         self._failures: list[Failure] = []
         self._decide_at: float | None = None
@@ -71,7 +71,7 @@ class Supervision:
         self.run._message = f"starting {self._people()}"
         return {"op": "start", "run": self.run.run_id, "folder": str(self.run.folder),
                 "cwd": self._cwd, "path": self._path, "timeout_s": self.run.timeout_s, "options": options,
-                "processes": self.crew.processes, "links": self.crew.links, "listen": self.crew.listen}
+                "processes": self.topology.processes, "links": self.topology.links, "listen": self.topology.listen}
 
     def started(self, pids: dict[str, int]) -> None:
         self.run._pids = pids
@@ -86,7 +86,7 @@ class Supervision:
         if self.asked_to_stop or self._hung or (code == 0 and slot.phase == "done"):
             return
         role, index = name.rstrip("0123456789"), int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
-        if role != "evaluator" and self.run.heart.reason and code == 0:
+        if role != "evaluator" and self.run.shared.reason and code == 0:
             return
         self.fail(of_exit(self.run.folder, role, index, code, _where(slot)))
 
@@ -122,7 +122,7 @@ class Supervision:
                 self._patience_ends = now + LOOK_S
             return not self._living and bool(self.run._pids) and self._end("stopped", "stop")
         if self.run._pids and not self._living:
-            return self._end("done", self.run.heart.reason)
+            return self._end("done", self.run.shared.reason)
         if now >= self._next_look:
             self._next_look = now + LOOK_S
             self._watch(now)
@@ -137,7 +137,7 @@ class Supervision:
             self._awake_since = now
         self._looked = now
         ages = {name: now - max(self._slots[name].last_beat, self._awake_since) for name in self._living}
-        silent = [name for name in self.crew.names if ages.get(name, 0.0) > self.run.timeout_s]
+        silent = [name for name in self.topology.names if ages.get(name, 0.0) > self.run.timeout_s]
         guilty = [name for name in silent if _is_halted(self.run._pids[name])]
         guilty += [name for name in silent
                    if self._slots[name].phase != "communicating" and ages[name] > self._limit(name)]
@@ -145,7 +145,7 @@ class Supervision:
             # All sit in a collective: who is behind the others, or came with something else?
             inside = [name for name in silent if self._slots[name].phase == "communicating"]
             guilty = self._behind(inside)
-            if not guilty and set(inside) >= {name for name in self.crew.names if name.startswith("rank")}:
+            if not guilty and set(inside) >= {name for name in self.topology.names if name.startswith("rank")}:
                 # Only now: of the first two to be there nobody can tell whose is the odd one.
                 guilty = self._odd(inside) or inside  # Nobody is late, and yet nobody comes out.
         if guilty:
@@ -169,7 +169,7 @@ class Supervision:
 
     def _silent(self, name: str, now: float) -> None:
         slot = self._slots[name]
-        process = self.crew.processes[self.crew.names.index(name)]
+        process = self.topology.processes[self.topology.names.index(name)]
         halted = ", being halted (SIGSTOP)" if _is_halted(self.run._pids[name]) else ""
         what = f"no sign of life for {now - slot.last_beat:.0f} s{halted}"
         self._hung = name
@@ -179,7 +179,7 @@ class Supervision:
         """Name the first cause and send everybody home."""
         if self._hung is None and first_cause(self._failures).kind == "peer":
             # The survivors' own timeout came a moment before the watch's: whoever is silent explains theirs.
-            for name in self.crew.names:
+            for name in self.topology.names:
                 slot = self._slots[name]
                 silent = slot.phase != "communicating" and now - slot.last_beat > 0.8 * self.run.timeout_s
                 if name in self._living and (silent or _is_halted(self.run._pids[name])):
@@ -187,7 +187,7 @@ class Supervision:
                     break
         cause = first_cause(self._failures)
         self.run._message = cause.sentence()
-        self.run.heart.ask_stop()
+        self.run.shared.ask_stop()
         others = tuple(name for name in self._living if name not in (self._hung, "evaluator0"))
         self._signal(signal.SIGKILL, *others)
         self._kill_at = [(now + GRACE_S - 0.1, signal.SIGKILL, ("evaluator0",))]
@@ -212,27 +212,27 @@ class Supervision:
         return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
     def _tell(self, now: float) -> None:
-        run, heart = self.run, self.run.heart
-        if not run._pids or (not heart.t0 and not heart.reason):
+        run, shared = self.run, self.run.shared
+        if not run._pids or (not shared.t0 and not shared.reason):
             return
         run._message = self._going_on(now)
         run._state = "running"  # After the sentence, which whoever sees the state may read.
 
     def _going_on(self, now: float) -> str:
-        run, heart = self.run, self.run.heart
-        if heart.reason:
+        run, shared = self.run, self.run.shared
+        if shared.reason:
             return f"finishing: measuring the loss after {_count(self._version(), 'update')}"
         experiment = run.experiment
         text = f"running: {self._people()}, {self._version():,}"
         text += f" of {experiment.updates:,} updates" if experiment.updates else " updates"
         if experiment.seconds and run.backend != "virtual":
-            text += f", {now - heart.t0:.1f} of {experiment.seconds:g} s"
+            text += f", {now - shared.t0:.1f} of {experiment.seconds:g} s"
         late = self._late(now)
         return text + (f"; waiting for rank{'s' if len(late) > 1 else ''} {', '.join(late)}" if late else "")
 
     def _late(self, now: float) -> list[str]:
         """Return the ranks that keep others waiting for long enough to be worth a word."""
-        ranks = [name for name in self.crew.names if name.startswith("rank")]
+        ranks = [name for name in self.topology.names if name.startswith("rank")]
         waiting = [name for name in ranks if self._slots[name].phase in ("waiting", "communicating")]
         late = [name for name in ranks if name not in waiting]
         if not waiting or not late:
@@ -258,8 +258,8 @@ class Supervision:
     def _conclude(self, how: str, reason: str) -> str:
         """Write how it ended; return how."""
         run = self.run
-        if how == "stopped" and run.heart.reason not in ("", "stop"):
-            how, reason = "done", run.heart.reason  # Asked for when only the evaluator was left.
+        if how == "stopped" and run.shared.reason not in ("", "stop"):
+            how, reason = "done", run.shared.reason  # Asked for when only the evaluator was left.
         told = _nonfinite(run) if how == "done" else ""
         if how == "done" and reason == "nonfinite":
             how = "stopped"
@@ -312,7 +312,7 @@ def _nonfinite(run: Run) -> str:
             f"{'is' if values == 1 else 'are'} not finite")
     if len(bad) > 1:
         told += f", as had {_count(len(bad) - 1, 'more gradient')}"
-    if run.heart.reason == "nonfinite" or not skipped:
+    if run.shared.reason == "nonfinite" or not skipped:
         return told
     return f"{told}; {_count(skipped, 'step')} {'was' if skipped == 1 else 'were'} skipped"
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gdlab import formats, theory
+from gdlab.backends.job import Job, experiment_of
 from gdlab.backends.limits import Limits
+from gdlab.backends.shared_state import SharedState
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.strategies import Decision, PushKey, machine
@@ -296,3 +298,22 @@ def simulate(exp: Experiment, folder: str | Path, stop: Callable[[], bool] = lam
         how = "stopped" if reason in ("stop", "nonfinite") else "done"
         write_run(folder, run | {"ended": {"how": how, "reason": reason}})
     return Trace(folder, exp.payload)
+
+
+def main(job: Job) -> None:
+    """Be the process of a virtual run."""
+    shared = SharedState(job.folder)
+    slot = shared.slot(job.slot)
+    simulation: Simulation | None = None
+
+    def look() -> bool:
+        slot.enter("computing", version=simulation.store.version if simulation else 0)
+        return shared.stop
+
+    slot.enter("starting")
+    simulation = Simulation(experiment_of(job.folder), job.folder, look)
+    shared.t0 = time.monotonic()
+    look()
+    reason = simulation.run()
+    look()
+    shared.reason = reason

@@ -23,37 +23,19 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gdlab.backends.failures import write_failure
-from gdlab.backends.heart import Heart
-from gdlab.backends.wires import Wires
+from gdlab.backends.job import Job
+from gdlab.backends.shared_state import SharedState
+from gdlab.backends.sockets import Sockets
 
 CAN_FORK = sys.platform.startswith("linux") and os.environ.get("GDLAB_START", "fork") != "spawn"
 
-PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo", "gdlab.backends.roles", "gdlab.backends.rank",
+PRELOAD = ("torch", "torch.distributed", "torch.optim", "torch._dynamo", "gdlab.backends.rank",
            "gdlab.backends.server", "gdlab.backends.virtual", "gdlab.backends.evaluator", "gdlab.descent.networks")
 
 _PR_SET_PDEATHSIG = 1
-
-
-class Job(NamedTuple):
-    """What one process of a run is given."""
-
-    folder: str
-    run: str
-    """The run's name, the key under which its ranks meet."""
-    role: str
-    index: int  # type: ignore[assignment]
-    slot: int
-    """Its slot in the heart."""
-    timeout_s: float
-    options: dict[str, Any]
-    links: dict[str, int]
-    """Descriptors of connected sockets, by the name of the process at the other end."""
-    listen: int | None
-    """Descriptor of the listening socket of the ranks' store, for the one that serves it."""
-    port: int | None
 
 
 def die_with_parent(parent: int) -> None:
@@ -73,7 +55,7 @@ def _watch_parent(parent: int) -> None:
     os._exit(1)
 
 
-def become(request: dict[str, Any], process: dict[str, Any], wiring: dict[str, Any], parent: int) -> None:
+def become(request: dict[str, Any], process: dict[str, Any], inherited: dict[str, Any], parent: int) -> None:
     """Live as one process of a run, from a bare start to its exit; never returns."""
     name = f"{process['role']}{process['index']}"
     code = 1
@@ -91,8 +73,9 @@ def become(request: dict[str, Any], process: dict[str, Any], wiring: dict[str, A
         module, function = process["target"].split(":")
         target = getattr(importlib.import_module(module), function)
         target(Job(request["folder"], request["run"], process["role"], process["index"], process["slot"],
-                   request["timeout_s"], request["options"], wiring["links"], wiring["listen"], wiring["port"]))
-        Heart(request["folder"]).slot(process["slot"]).enter("done")
+                   request["timeout_s"], request["options"], inherited["links"], inherited["listen"],
+                   inherited["port"]))
+        SharedState(request["folder"]).slot(process["slot"]).enter("done")
         code = 0
     except BaseException as error:
         try:
@@ -174,13 +157,13 @@ class Zygote:
 
     def _start(self, request: dict[str, Any]) -> None:
         pids: dict[str, int] = {}
-        wires = None
+        sockets = None
         try:
-            wires = Wires(request)
+            sockets = Sockets(request)
             for process in request["processes"]:
                 name = f"{process['role']}{process['index']}"
                 make = self._fork if CAN_FORK else self._spawn
-                pids[name] = pid = make(request, process, wires, name)
+                pids[name] = pid = make(request, process, sockets, name)
                 self._children[pid] = (request["run"], name)
             self._tell(started=request["run"], pids=pids)
         except OSError as error:
@@ -188,10 +171,10 @@ class Zygote:
                 _kill_group(pid, signal.SIGKILL)
             self._tell(failed=request["run"], message=f"{type(error).__name__}: {error}")
         finally:
-            if wires:
-                wires.close()
+            if sockets:
+                sockets.close()
 
-    def _fork(self, request: dict[str, Any], process: dict[str, Any], wires: Wires, name: str) -> int:
+    def _fork(self, request: dict[str, Any], process: dict[str, Any], sockets: Sockets, name: str) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -199,19 +182,19 @@ class Zygote:
             signal.set_wakeup_fd(-1)
             for end in (self._control, *self._wake):
                 end.close()
-            wiring = wires.of(name)
-            wires.keep_only(name)
-            become(request, process, wiring, parent)
+            inherited = sockets.of(name)
+            sockets.keep_only(name)
+            become(request, process, inherited, parent)
         try:
             os.setpgid(pid, pid)  # Here too, so that it has happened whoever is first.
         except OSError:
             pass
         return pid
 
-    def _spawn(self, request: dict[str, Any], process: dict[str, Any], wires: Wires, name: str) -> int:
-        wiring = wires.of(name)
-        passed = [*wiring["links"].values(), *([] if wiring["listen"] is None else [wiring["listen"]])]
-        life = json.dumps([request, process, wiring, os.getpid()])
+    def _spawn(self, request: dict[str, Any], process: dict[str, Any], sockets: Sockets, name: str) -> int:
+        inherited = sockets.of(name)
+        passed = [*inherited["links"].values(), *([] if inherited["listen"] is None else [inherited["listen"]])]
+        life = json.dumps([request, process, inherited, os.getpid()])
         child = subprocess.Popen([sys.executable, "-P", "-m", "gdlab.backends.zygote", "--role", life],
                                  pass_fds=passed, process_group=0)
         self._spawned.append(child)
@@ -241,6 +224,19 @@ def _kill_group(pid: int, number: int) -> None:
         pass
 
 
+def _rehearse() -> None:
+    """Take one step of the default experiment, so that a forked process finds loaded what torch loads on first use."""
+    from gdlab.descent.problems import build
+    from gdlab.descent.store import Store
+    from gdlab.descent.worker import Worker
+    from gdlab.experiment import Experiment
+
+    experiment = Experiment(workers=1)
+    problem = build(experiment)
+    store = Store(experiment, problem)
+    store.apply([Worker(experiment, problem, 0).gradient(store.read(0), 0)], [0])
+
+
 def _facts() -> dict[str, Any]:
     """Load what every process needs, and say what the launcher cannot know without loading it."""
     import torch
@@ -248,7 +244,7 @@ def _facts() -> dict[str, Any]:
     for module in PRELOAD:
         importlib.import_module(module)
     torch.set_num_threads(1)
-    importlib.import_module("gdlab.backends.roles").rehearse()
+    _rehearse()
     # Counts through NVML (see the environment the launcher sets): a fork after CUDA was used would be useless.
     return {"torch": torch.__version__, "gpus": torch.cuda.device_count(),
             "nccl": torch.distributed.is_nccl_available()}

@@ -21,7 +21,7 @@ import plotly
 import plotly.graph_objects as go
 import traitlets
 
-from gdlab.panel.hearing import HEARING_JS, HearingWidget
+from gdlab.panel.widget import LISTEN_JS, ReliableWidget
 from gdlab.views.style import DARK, HEAD_PX, LINE_PX
 
 MAX_AHEAD = 4
@@ -78,14 +78,14 @@ export default {
             cls._one = cls(_gz=_plotly_gz())
 
 
-class Chart(HearingWidget):
+class Chart(ReliableWidget):
     """Show a Plotly figure and keep it up to date: `show(figure)` replaces it, `apply(operations)` changes it.
 
     May be called from any thread, before a page is there and while pages come and go; see `gdlab.views.live` for the
     operations.
     """
 
-    _esm = _GATE + HEARING_JS + _SIZES + _JS
+    _esm = _GATE + LISTEN_JS + _SIZES + _JS
     _state = traitlets.Dict().tag(sync=True)
     _dark = traitlets.Dict(DARK).tag(sync=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gdlab.panel.piece import PieceError, PieceView, number
 from gdlab.panel.progress import record
+from gdlab.panel.question import AnswerError, QuestionView, number
 
 
 class Check:
@@ -15,13 +15,13 @@ class Check:
     def __init__(self, question: str, options: Mapping[str, str] | None, correct: Any, tolerance: float,
                  unit: str, reasons: str | Mapping[float, str]) -> None:
         if options is not None and correct not in options:
-            raise PieceError(f"correct = {correct!r} is not among the options: {', '.join(options)}.")
+            raise AnswerError(f"correct = {correct!r} is not among the options: {', '.join(options)}.")
         self.question, self.options, self.unit = question, options, unit
         self._correct, self._reasons = correct if options is not None else number(correct), reasons
         self._tolerance = number(tolerance, 0.0)
         self.attempts, self.reason = 0, ""
         self.right: bool | None = None
-        self.widget = PieceView(self.answer, mode="check", kind="number" if options is None else "choice",
+        self.widget = QuestionView(self.answer, mode="check", kind="number" if options is None else "choice",
                                 question=question, options=list(options or ()), unit=unit, message="")
         record(question, "check")
 
@@ -29,10 +29,10 @@ class Check:
         return self.widget._repr_mimebundle_(**options)
 
     def answer(self, given: Any) -> bool:
-        """Grade an answer and show why; raises PieceError (a ValueError) for what is no answer."""
+        """Grade an answer and show why; raises AnswerError (a ValueError) for what is no answer."""
         if self.options is not None:
             if given not in self.options:
-                raise PieceError("Choose one of the answers first.")
+                raise AnswerError("Choose one of the answers first.")
             right, self.reason = given == self._correct, self.options[given]
         else:
             given = number(given)
@@ -54,6 +54,6 @@ def check(question: str, options: Mapping[str, str] | None = None, correct: Any 
     """Ask a question and grade the answers: a choice (`options`: each text with its reason) or a number.
 
     A number is right within `tolerance` of `correct`; `reasons` says why, or gives a reason for each number that a
-    reader may come to. Raises PieceError where `correct` is no possible answer.
+    reader may come to. Raises AnswerError where `correct` is no possible answer.
     """
     return Check(question, options, correct, tolerance, unit, reasons)

@@ -9,12 +9,12 @@ import ipywidgets
 
 from gdlab.backends import warm
 from gdlab.experiment import Experiment
-from gdlab.panel import controls, export, link
-from gdlab.panel.board import Board
+from gdlab.panel import controls, export, runner
+from gdlab.panel.figures import Figures
 from gdlab.panel.form import Form
 from gdlab.panel.heartbeat import Heartbeat
 from gdlab.panel.history import History
-from gdlab.panel.together import Together, members
+from gdlab.panel.variants import VariantRuns, members
 from gdlab.part import ExperimentError
 from gdlab.trace import Trace, TraceError
 
@@ -46,12 +46,12 @@ class Playground:
         self._each(start)
         self._warmed = False
         self._predictions = (predict,) if hasattr(predict, "commit") else tuple(predict)
-        self.link = link.Link(self._begin, self._make, self._frame, self._finish, self._end)
-        call = self.link.call
+        self.runner = runner.Runner(self._begin, self._make, self._frame, self._finish, self._end)
+        call = self.runner.call
         self.heartbeat = Heartbeat(self._page_lost, self._page_found)
         self.controls = controls.Controls(self._press, self._choose, call, backend=backend or "local")
         self.form = Form(start, show, call, self._varied)
-        self.board = Board(figures)
+        self.figures = Figures(figures)
         self.history = History(self._compare, self._use, call)
         self.export = export.Export(self._wanted, call)
         self.form.on_change.append(self._changed)
@@ -72,7 +72,7 @@ class Playground:
     def _layout(self) -> Any:
         box = ipywidgets.Box
         left = box([self.controls, self.form.widget], _dom_classes=("gd-left",))
-        right = box([self.board.widget, self.history.widget, self.export], _dom_classes=("gd-right",))
+        right = box([self.figures.widget, self.history.widget, self.export], _dom_classes=("gd-right",))
         columns = box([left, right], _dom_classes=("gd-columns",))
         asked = [prediction.asked() for prediction in self._predictions if not prediction.shown]
         return box([self.heartbeat, *asked, columns], _dom_classes=("gd-panel",))
@@ -97,12 +97,12 @@ class Playground:
         Interrupting the cell stops the workers. Raises RankFailed if a process failed, RuntimeError while another run
         goes on.
         """
-        if self.link.busy:
+        if self.runner.busy:
             raise RuntimeError("A run is going on in this panel: wait for it, or press Stop first.")
         experiments = self._each(self.form.experiment)
         self.controls.busy = True
         try:
-            run = self.link.follow(experiments, backend or self.controls.backend)
+            run = self.runner.follow(experiments, backend or self.controls.backend)
             self._end(run, self._finish(run), None)
         except BaseException as error:
             self.controls.say(_sentence(str(error) or "the cell was interrupted, and the workers stopped"), "error")
@@ -119,9 +119,9 @@ class Playground:
         elif name == "stop":
             if self.controls.busy:
                 self.controls.say("Stopping …")
-            self.link.stop()
+            self.runner.stop()
         else:
-            if not self.link.busy:
+            if not self.runner.busy:
                 self.controls.fraction, self.controls.count = 0.0, ""
             self.form.reset()
 
@@ -134,14 +134,14 @@ class Playground:
         except ExperimentError as error:
             self.controls.say(f"Not started: {error}", "error")
             return
-        if self.link.start(experiments, self.controls.backend):
+        if self.runner.start(experiments, self.controls.backend):
             self.controls.busy, self.controls.fraction, self.controls.count = True, 0.0, ""
-            self.controls.say(f"Starting {_crew(experiments, self.controls.backend)} …")
-        elif not self.link.busy:
+            self.controls.say(f"Starting {_workers_in_words(experiments, self.controls.backend)} …")
+        elif not self.runner.busy:
             self.controls.say("There is no event loop here to follow a run in: call run_once() instead.", "error")
 
     def _choose(self, backend: str) -> None:
-        if not self.link.busy:
+        if not self.runner.busy:
             self.controls.backend = backend
             self._changed()
 
@@ -153,11 +153,11 @@ class Playground:
             self.controls.say(str(error), "error")
             return
         self.export.query = experiment.to_query()
-        if self.link.busy:
+        if self.runner.busy:
             if self.form.note:
                 self.controls.say(self.form.note)
             return
-        sentence = f"Run starts {_crew(experiments, self.controls.backend)}."
+        sentence = f"Run starts {_workers_in_words(experiments, self.controls.backend)}."
         if not all(prediction.committed for prediction in self._predictions):
             sentence = FIRST[:1].upper() + FIRST[1:]
         if self._link_error:
@@ -175,7 +175,7 @@ class Playground:
             warm(0.0)
 
     def _page_lost(self) -> None:
-        self.link.call(self.link.stop)
+        self.runner.call(self.runner.stop)
 
     # ---- what a run brings ----
 
@@ -186,17 +186,17 @@ class Playground:
         """Say what is new to the charts (called in a thread, as charts allow)."""
         if not self._updates and self._environment != run.environment:  # the ranks add what only they know
             self._environment = run.environment
-            self.board.begin(run.experiment, self._environment, [one.trace for one in members(run)])
-        return self.board.make(chunk)
+            self.figures.begin(run.experiment, self._environment, [one.trace for one in members(run)])
+        return self.figures.make(chunk)
 
-    def _frame(self, frame: link.Frame) -> None:
+    def _frame(self, frame: runner.Frame) -> None:
         run, pushes = frame.run, frame.chunk.pushes
         if len(pushes):
             self._updates = max(self._updates, int(pushes["version"].max()))
             applied = pushes["applied_s"][pushes["version"] > 0]
             self._seconds = max(self._seconds, float(applied.max(initial=0.0)))
-        self.board.apply(frame.made)
-        if isinstance(run, Together):
+        self.figures.apply(frame.made)
+        if isinstance(run, VariantRuns):
             self.controls.fraction, self.controls.count = -1.0 if run.progress is None else run.progress, run.ended
         else:
             self.controls.fraction = controls.progress(run.experiment, self._updates, self._seconds)
@@ -213,7 +213,7 @@ class Playground:
         for trace in traces:
             self.history.add(trace, run.backend)
         self._latest = traces
-        return self.board.figures(traces, [entry.trace for entry in self.history.shown])
+        return self.figures.drawn(traces, [entry.trace for entry in self.history.shown])
 
     def _end(self, run: Any, figures: dict[str, Any] | None, error: BaseException | None) -> None:
         self.controls.busy = False
@@ -221,7 +221,7 @@ class Playground:
             self.controls.say(_sentence(str(error) or type(error).__name__), "error")
             return
         if figures:
-            self.board.show(figures)
+            self.figures.show(figures)
             self.export.ready = True
             self.export.name = run.folder.name
             for prediction in self._predictions:
@@ -233,9 +233,9 @@ class Playground:
     def _compare(self) -> None:
         shown = [entry.trace for entry in self.history.shown]
         ticked = [trace for trace in self._latest if any(trace is one for one in shown)]
-        if self._latest and not self.link.busy:
+        if self._latest and not self.runner.busy:
             beside = ticked if len(self._latest) > 1 else []
-            self.link.later(lambda: self.board.compared(beside, shown or self._latest), self.board.show)
+            self.runner.later(lambda: self.figures.compared(beside, shown or self._latest), self.figures.show)
 
     def _wanted(self, kind: str) -> None:
         latest = self._latest
@@ -244,10 +244,10 @@ class Playground:
         shown = [entry.trace for entry in self.history.shown]
 
         def make() -> bytes:
-            figures = list(self.board.figures(latest, shown).values()) if kind == "html" else []
+            figures = list(self.figures.drawn(latest, shown).values()) if kind == "html" else []
             return export.file_of(kind, latest, figures)
 
-        self.link.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
+        self.runner.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
                         lambda error: self.controls.say(f"No {kind} file: {error}", "error"))
 
 
@@ -268,7 +268,7 @@ def _readable(run: Any) -> Trace | None:
         return None
 
 
-def _crew(experiments: Sequence[Experiment], backend: str) -> str:
+def _workers_in_words(experiments: Sequence[Experiment], backend: str) -> str:
     count = sum(experiment.workers for experiment in experiments)
     noun = ("worker", "s") if backend == "virtual" else ("real worker process", "es")
     workers = f"{count:,} {noun[0]}{noun[1] * (count > 1)}" + " on a simulated clock" * (backend == "virtual")

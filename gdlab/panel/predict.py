@@ -9,8 +9,8 @@ from typing import Any
 import ipywidgets
 
 from gdlab.panel.chart import Chart
-from gdlab.panel.piece import PieceError, PieceView, number
 from gdlab.panel.progress import record
+from gdlab.panel.question import AnswerError, QuestionView, number
 
 KINDS = ("number", "choice", "range")
 
@@ -21,24 +21,24 @@ class Prediction:
     def __init__(self, question: str, answer: Any, kind: str, options: Iterable[str] | None, unit: str,
                  low: float | None, high: float | None) -> None:
         if kind not in KINDS:
-            raise PieceError(f"kind = {kind!r} is not known: it must be one of {', '.join(KINDS)}.")
+            raise AnswerError(f"kind = {kind!r} is not known: it must be one of {', '.join(KINDS)}.")
         if (kind == "choice") != (options is not None):
-            raise PieceError(f"A prediction of kind {kind!r} {'needs' if kind == 'choice' else 'has no'} options.")
+            raise AnswerError(f"A prediction of kind {kind!r} {'needs' if kind == 'choice' else 'has no'} options.")
         if kind == "range" and (low is None or high is None or not low < high):
-            raise PieceError("A range is drawn between two bounds: give low and high, with low < high.")
+            raise AnswerError("A range is drawn between two bounds: give low and high, with low < high.")
         self.question, self.answer, self.kind, self.unit = question, answer, kind, unit
         self.options, self.low, self.high = list(options or ()), low, high
         self.value: Any = None
         self.waits_for_run, self.shown = False, False
         self.on_change: list[Callable[[], None]] = []
-        self.widget = PieceView(self.commit, mode="predict", kind=kind, question=question, options=self.options,
+        self.widget = QuestionView(self.commit, mode="predict", kind=kind, question=question, options=self.options,
                                 unit=unit, low=low, high=high, locked=False, message="", value=None)
         record(question, "prediction")
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.asked()._repr_mimebundle_(**options)
 
-    def asked(self) -> PieceView:
+    def asked(self) -> QuestionView:
         """Return the question's widget, and take note that it is shown: a panel or a comparison need not show it."""
         self.shown = True
         return self.widget
@@ -51,19 +51,19 @@ class Prediction:
     def commit(self, value: Any) -> None:
         """Lock an answer: a number, one of the options, or a pair (low, high).
 
-        Raises PieceError (a ValueError) for what is no such answer, and once one is locked.
+        Raises AnswerError (a ValueError) for what is no such answer, and once one is locked.
         """
         if self.committed:
-            raise PieceError(f"Your prediction is locked: {self.text(self.value)}. Make the cell again for another.")
+            raise AnswerError(f"Your prediction is locked: {self.text(self.value)}. Make the cell again for another.")
         if self.kind == "choice":
             if value not in self.options:
-                raise PieceError("Choose one of the answers first.")
+                raise AnswerError("Choose one of the answers first.")
             self.value = value
         elif self.kind == "number":
             self.value = number(value, self.low, self.high)
         else:
             if not isinstance(value, list | tuple) or len(value) != 2:
-                raise PieceError("A range is two numbers: the least and the most that you expect.")
+                raise AnswerError("A range is two numbers: the least and the most that you expect.")
             self.value = tuple(sorted(number(end, self.low, self.high) for end in value))
         then = "Now press Run." if self.waits_for_run else "What happened is shown below."
         self.widget.change(locked=True, value=self.value, tone="info",
@@ -87,7 +87,7 @@ class Prediction:
         """
         actual = self.answer if actual is None else actual
         if self.kind == "choice" and actual not in self.options:
-            raise PieceError(f"What happened, {actual!r}, is not among the options: {', '.join(self.options)}.")
+            raise AnswerError(f"What happened, {actual!r}, is not among the options: {', '.join(self.options)}.")
         return Comparison(self, actual, tolerance, because, figure)
 
     def text(self, value: Any) -> str:
@@ -131,7 +131,7 @@ class Comparison:
         self._figures = list(figure) if isinstance(figure, list | tuple) else [figure] * (figure is not None)
         self.right: bool | None = None
         self.sentence = ""
-        self._view = PieceView(mode="compare", message="", because="")
+        self._view = QuestionView(mode="compare", message="", because="")
         self.widget = ipywidgets.Box([self._view], _dom_classes=("gd-compared",))
         prediction.on_change.append(self._draw)
         self._draw()
@@ -158,7 +158,7 @@ class Comparison:
 
 def predict(question: str, answer: Any = None, kind: str = "number", options: Iterable[str] | None = None,
             unit: str = "", low: float | None = None, high: float | None = None) -> Prediction:
-    """Ask the reader to commit to a number, a choice or a range before the run; raises PieceError for a bad question.
+    """Ask the reader to commit to a number, a choice or a range before the run; raises AnswerError for a bad question.
 
     `.committed` and `.value` tell, `.commit(value)` answers without a browser, `.compare(actual)` shows how it fits.
     """

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import ipywidgets
 
-from gdlab.panel.piece import PieceView
+from gdlab.panel.question import QuestionView
 
 EMPTY = "Nothing to answer yet: predictions and checks appear here as you meet them."
 
@@ -43,7 +43,7 @@ class Progress:
     _shown: ClassVar[list[Progress]] = []
 
     def __init__(self, pieces: Iterable[Any]) -> None:
-        self._view = PieceView(self._meet, mode="progress")
+        self._view = QuestionView(self._meet, mode="progress")
         self.widget = ipywidgets.Box([*(piece.widget for piece in pieces), self._view], _dom_classes=("gd-compared",))
         self._draw()
         Progress._shown.append(self)

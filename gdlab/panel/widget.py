@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gdlab.panel.hearing import HEARING_JS, HearingWidget
+import anywidget
+import traitlets
+
+LISTEN_JS = Path(__file__).with_name("listen.js").read_text(encoding="utf-8")
+"""Defines listenForGood(model), which a widget's own script calls when it starts."""
 
 _HELLO_JS = """
 // What the kernel said before this page could hear is asked for once more.
@@ -17,7 +22,7 @@ const hello = ({ model }) => void listenForGood(model).then(() => model.send({ h
 def script(name: str) -> str:
     """Return the text of a script in this folder; it may use `make`, and `hello` as a widget's `initialize`."""
     make, own = (Path(__file__).with_name(file).read_text(encoding="utf-8") for file in ("make.js", name))
-    return HEARING_JS + _HELLO_JS + make + own
+    return LISTEN_JS + _HELLO_JS + make + own
 
 
 def at_once(function: Callable[..., Any], *args: Any) -> Any:
@@ -25,7 +30,17 @@ def at_once(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-class PanelWidget(HearingWidget):
+class ReliableWidget(anywidget.AnyWidget):
+    """An anywidget that hears the kernel also on a page so slow that anywidget has given up on it; see listen.js."""
+
+    _id = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, **traits: Any) -> None:
+        name = uuid.uuid4().hex
+        super().__init__(model_id=name, _id=name, **traits)
+
+
+class PanelWidget(ReliableWidget):
     """Hand each message of the page to `got`, by way of `call`: messages may come in on any thread."""
 
     def __init__(self, got: Callable[[dict[str, Any]], None], call: Callable[..., Any] = at_once,

@@ -11,7 +11,7 @@ from gdlab.views import what_differs
 ENDED = ("done", "stopped", "failed")
 
 
-class Together:
+class VariantRuns:
     """Hold several runs with the members of one; what there is only one of is the first run's."""
 
     def __init__(self, runs: Sequence[Any]) -> None:
@@ -65,4 +65,4 @@ class Together:
 
 def members(run: Any) -> tuple[Any, ...]:
     """Return the runs that are held as one."""
-    return run.runs if isinstance(run, Together) else (run,)
+    return run.runs if isinstance(run, VariantRuns) else (run,)

@@ -78,7 +78,7 @@ const range = (view) => {
 const question = (model) => {
   const first = model.get("view");
   const predicts = first.mode === "predict";
-  const name = `gd-piece-${(count += 1)}`;
+  const name = `gd-question-${(count += 1)}`;
   const answer = { choice, range, number: (view) => field(view, view.question) }[first.kind](first, name);
   const button = make("button", { type: "submit", class: "gd-button" }, predicts ? "Commit" : "Check");
   const form = make("form", { "aria-labelledby": `${name}-legend`,

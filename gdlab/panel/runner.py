@@ -11,7 +11,7 @@ from typing import Any
 
 from gdlab.backends import launch, launch_all
 from gdlab.experiment import Experiment
-from gdlab.panel.together import ENDED, Together
+from gdlab.panel.variants import ENDED, VariantRuns
 from gdlab.trace import Chunk, Follower
 
 FRAME_S = 0.1
@@ -31,7 +31,7 @@ class Frame:
 def _launch(experiments: Sequence[Experiment], backend: str) -> Any:
     if len(experiments) == 1:
         return launch(experiments[0], backend)
-    return Together(launch_all(experiments, backend))
+    return VariantRuns(launch_all(experiments, backend))
 
 
 class Watch:
@@ -77,7 +77,7 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     return await future
 
 
-class Link:
+class Runner:
     """Own the page's run: start, follow, stop. One run at a time; every callback is called on the loop, one by one.
 
     `begin(run)`, `frame(Frame)` and `end(run or None, finished or None, error or None)` are called in this order;

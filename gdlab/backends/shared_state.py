@@ -1,4 +1,4 @@
-"""The heart of a run: one mapped page in its folder that says who is alive, where, and whether to stop.
+"""What the processes of a run share: one mapped page in its folder that says who lives, where each is, and whether to stop.
 
 Each process writes its own slot and reads the control words; the launcher only reads slots. Every word is an aligned
 8-byte value with one writer, so no lock is needed, and the page outlives whoever is killed.
@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-FILE = "heart.bin"
+FILE = "shared_state.bin"
 
 PHASES = ("starting", "ready", "computing", "sleeping", "waiting", "communicating", "finishing", "done")
 """What a process is doing; only `communicating` cannot beat, since it is inside a collective."""
@@ -31,8 +31,8 @@ class Slot:
 
     __slots__ = ("_at", "_floats", "_words")
 
-    def __init__(self, heart: Heart, index: int):
-        self._words, self._floats = heart.words, heart.floats
+    def __init__(self, shared: SharedState, index: int):
+        self._words, self._floats = shared.words, shared.floats
         self._at = _CONTROL + index * _SLOT
 
     def beat(self) -> None:
@@ -101,7 +101,7 @@ class Slot:
 _CODES = {name: code for code, name in enumerate(PHASES)}
 
 
-class Heart:
+class SharedState:
     """The mapped page: control words and one slot a process, in the order in which the launcher lists them."""
 
     def __init__(self, folder: str | Path):
@@ -112,7 +112,7 @@ class Heart:
         self.slots = (len(self.words) - _CONTROL) // _SLOT
 
     @classmethod
-    def create(cls, folder: str | Path, slots: int) -> Heart:
+    def create(cls, folder: str | Path, slots: int) -> SharedState:
         """Write the page for `slots` processes into `folder` and map it.
 
         Raises FileExistsError where there is one already: of two runs that want the same folder one gets it.

@@ -16,8 +16,8 @@ MAX_RANKS = int(os.environ.get("GDLAB_MAX_RANKS", "32"))
 EVALUATOR_NICE = 10
 
 
-class Crew(NamedTuple):
-    """The processes of a run in the order of their slots in the heart."""
+class Topology(NamedTuple):
+    """The processes of a run in the order of their slots in the shared state."""
 
     processes: list[dict[str, Any]]
     links: list[tuple[str, str]]
@@ -35,7 +35,7 @@ def needs_server(experiment: Experiment) -> bool:
     return isinstance(strategy, Async) or (isinstance(strategy, Sync) and strategy.exchange == "server")
 
 
-def crew_of(experiment: Experiment, backend: str) -> Crew:
+def topology_of(experiment: Experiment, backend: str) -> Topology:
     """Return the processes that run an experiment on a backend."""
     processes: list[dict[str, Any]] = []
     links: list[tuple[str, str]] = []
@@ -44,7 +44,7 @@ def crew_of(experiment: Experiment, backend: str) -> Crew:
         processes.append({"role": role, "index": index, "slot": len(processes), "target": target, "nice": nice})
 
     if backend == "virtual":
-        add("virtual", 0, "gdlab.backends.roles:simulate")
+        add("virtual", 0, "gdlab.backends.virtual:main")
     else:
         server = needs_server(experiment)
         for rank in range(experiment.workers):
@@ -52,9 +52,9 @@ def crew_of(experiment: Experiment, backend: str) -> Crew:
         if server:
             add("server", 0, "gdlab.backends.server:main")
             links = [("server0", f"rank{rank}") for rank in range(experiment.workers)]
-    add("evaluator", 0, "gdlab.backends.roles:evaluate", EVALUATOR_NICE)
+    add("evaluator", 0, "gdlab.backends.evaluator:main", EVALUATOR_NICE)
     meets = backend == "local" and not links and experiment.workers > 1
-    return Crew(processes, links, "rank0" if meets else None)
+    return Topology(processes, links, "rank0" if meets else None)
 
 
 def check(experiments: Sequence[Experiment], backend: str) -> None:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gdlab as gd
-from gdlab.panel.piece import PieceError, number
 from gdlab.panel.playground import Playground
 from gdlab.panel.progress import Progress
+from gdlab.panel.question import AnswerError, number
 
 QUESTION = "Where does the weight stop?"
 FINITE = st.floats(-1e9, 1e9)
@@ -43,7 +43,7 @@ def test_a_prediction_locks_when_it_is_committed() -> None:
     assert not asked.committed and asked.value is None and not asked.widget.view["locked"]
     asked.commit(1.5)
     assert asked.committed and asked.value == 1.5 and asked.widget.view["locked"]
-    with pytest.raises(PieceError, match=r"locked: 1\.5 m"):
+    with pytest.raises(AnswerError, match=r"locked: 1\.5 m"):
         asked.commit(2.0)
     assert asked.value == 1.5
 
@@ -102,7 +102,7 @@ def test_without_a_tolerance_a_tenth_of_what_happened_is_close_enough() -> None:
     (dict(kind="range", low=1.0), "give low and high"),
 ])  # fmt: skip
 def test_a_bad_question_is_refused_with_a_sentence(words: dict[str, Any], why: str) -> None:
-    with pytest.raises(PieceError, match=why):
+    with pytest.raises(AnswerError, match=why):
         gd.predict(QUESTION, **words)
 
 
@@ -125,7 +125,7 @@ def test_the_answer_given_with_the_question_is_what_happened() -> None:
 
 
 def test_an_outcome_that_is_no_option_is_refused() -> None:
-    with pytest.raises(PieceError, match="not among the options"):
+    with pytest.raises(AnswerError, match="not among the options"):
         gd.predict(QUESTION, kind="choice", options=["up", "down"]).compare("left")
 
 
@@ -168,7 +168,7 @@ def test_a_check_grades_numbers_within_the_tolerance_and_knows_common_mistakes()
     assert asked.answer(0.505) and asked.reason == "half of it"
     assert not asked.answer(2.0) and asked.reason == "upside down"
     assert not asked.answer("7") and asked.reason.startswith("Too high")
-    with pytest.raises(PieceError, match="no number"):
+    with pytest.raises(AnswerError, match="no number"):
         asked.answer("many")
 
 
@@ -179,9 +179,9 @@ def test_the_right_answer_never_reaches_the_page_before_it_is_given() -> None:
 
 
 def test_a_check_without_a_possible_right_answer_is_refused() -> None:
-    with pytest.raises(PieceError, match="not among the options"):
+    with pytest.raises(AnswerError, match="not among the options"):
         gd.check("Which?", {"a": "", "b": ""}, correct="c")
-    with pytest.raises(PieceError, match="no number"):
+    with pytest.raises(AnswerError, match="no number"):
         gd.check("How much?")
 
 

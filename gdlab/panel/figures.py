@@ -22,7 +22,7 @@ COMPARED = ("loss", "loss_seconds")
 """Figures that hold all runs that are ticked; the others show the last one, or those that went on side by side."""
 
 
-class Board:
+class Figures:
     """Hold one chart a view; `names` chooses which."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
@@ -53,7 +53,7 @@ class Board:
             if operations:
                 self.charts[name].apply(operations)
 
-    def figures(self, traces: Sequence[Trace], compared: Sequence[Trace]) -> dict[str, Any]:
+    def drawn(self, traces: Sequence[Trace], compared: Sequence[Trace]) -> dict[str, Any]:
         """Draw a run that has ended, or several side by side, and the losses of all runs that are compared."""
         drawn = self.compared(traces, compared or traces)
         whose = views.what_differs([trace.experiment for trace in traces])[0]

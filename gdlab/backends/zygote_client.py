@@ -20,7 +20,7 @@ PATIENCE_S = 5.0
 LOOPBACK = "lo" if sys.platform.startswith("linux") else "lo0"
 
 
-class ZygoteLink:
+class ZygoteClient:
     """A zygote and the channel to it."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 
-class Wires:
+class Sockets:
     """A pair of sockets for each link of a run, and the socket on which its ranks' store listens."""
 
     def __init__(self, request: dict[str, Any]):
@@ -23,20 +23,20 @@ class Wires:
         """Return what one process inherits, as the last words of its `Job`."""
         listener = self._listener
         return {
-            "links": {other: wire.fileno() for one, other, wire in self._sockets if one == name},
+            "links": {other: end.fileno() for one, other, end in self._sockets if one == name},
             "listen": listener.fileno() if listener and name == self._owner else None,
             "port": listener.getsockname()[1] if listener else None,
         }
 
     def keep_only(self, name: str) -> None:
         """Close, in the process of this name, all that belongs to others."""
-        for one, _, wire in self._sockets:
-            wire.detach() if one == name else wire.close()
+        for one, _, end in self._sockets:
+            end.detach() if one == name else end.close()
         if self._listener:
             self._listener.detach() if name == self._owner else self._listener.close()
 
     def close(self) -> None:
-        for _, _, wire in self._sockets:
-            wire.close()
+        for _, _, end in self._sockets:
+            end.close()
         if self._listener:
             self._listener.close()
