@@ -1,4 +1,4 @@
-"""What the processes of a run share: one mapped page in its folder that says who lives, where each is, and whether to stop.
+"""What the processes of a run share: one mapped page in its folder that says who lives, and whether to stop.
 
 Each process writes its own slot and reads the control words; the launcher only reads slots. Every word is an aligned
 8-byte value with one writer, so no lock is needed, and the page outlives whoever is killed.
