@@ -13,8 +13,11 @@ _HOMES = {
     "expression": ("Expression", "ExpressionError"),
     "measures": ("finite_differences", "costs"),
     "traps": ("trap", "CASES"),
+    "tape": ("Tape", "train"),
+    "regression": ("LOSS",),
 }
 _NAMES = {name: f"gdlab.autodiff.{home}" for home, names in _HOMES.items() for name in names}
+_NAMES |= dict.fromkeys(("Graph", "Traps", "Exercise"), "gdlab.panel.autodiff")
 
 __all__ = [*_NAMES]
 

@@ -89,8 +89,8 @@ class Costs:
         return cost_bars(self)
 
 
-def costs(pairs: Sequence[tuple[int, int]] = PAIRS, repeats: int = 15) -> Costs:
-    """Measure the Jacobian of tanh(W x), of n inputs and m outputs, by forward and by reverse mode.
+def costs(pairs: Sequence[tuple[int, int]] = PAIRS, repeats: int = 5) -> Costs:
+    """Measure the Jacobian of a net of n inputs and m outputs, by forward and by reverse mode.
 
     Forward mode takes a pass (and an evaluation) an input, reverse mode one evaluation and a pass an output; Griewank
     and Walther 2008, chapter 3. Raises ValueError for sizes outside of 1 to 256.

@@ -45,7 +45,7 @@ class Recording:
     """Hold what `record` has found.
 
     `steps` are the nodes in the order in which the backward pass visits them; `held[k]` the bytes saved for it after
-    node k was made, `freed[k]` those that are left after the k-th of `steps`.
+    node k was made, `freed[k]` those that are left after the k-th of `steps`, `forward_held` those of forward mode.
     """
 
     expression: Expression
@@ -56,6 +56,7 @@ class Recording:
     steps: tuple[Node, ...]
     held: tuple[int, ...]
     freed: tuple[int, ...]
+    forward_held: int
 
     def forward(self, direction: Mapping[str, Any]) -> float:
         """Return the loss's derivative along a direction (values by name; a name left out stays), by forward mode.
@@ -85,7 +86,8 @@ def record(expression: str, /, **values: Any) -> Recording:
     found = ask("record", tree=read.tree, values=plain(arrays))
     nodes = tuple(_node(index, node) for index, node in enumerate(found["nodes"]))
     return Recording(read, arrays, found["value"], {name: number(one) for name, one in found["gradient"].items()},
-                     nodes, tuple(nodes[at] for at in found["order"]), tuple(found["held"]), tuple(found["freed"]))
+                     nodes, tuple(nodes[at] for at in found["order"]), tuple(found["held"]), tuple(found["freed"]),
+                     found["forward_held"])
 
 
 def _node(index: int, found: dict[str, Any]) -> Node:

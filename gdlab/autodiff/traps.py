@@ -30,7 +30,7 @@ class Case:
 
 CASES = {
     "where": Case(
-        "NaN from the branch not taken", "[-1., 4.]", "torch.where(x > 0, x.clamp(min=0).sqrt(), 0.).sum()",
+        "NaN from the branch not taken", "[-1., 4.]", "torch.where(x > 0, x.sqrt(), 0.).sum()",
         "torch.where(x > 0, x.sqrt(), 0.).sum().backward()",
         "safe = torch.where(x > 0, x, 1.)\ntorch.where(x > 0, safe.sqrt(), 0.).sum().backward()",
         "Both branches are differentiated; where multiplies the gradient of the one not taken by 0, and 0 times NaN is "
@@ -40,7 +40,7 @@ CASES = {
         "(x * x).sum().sqrt().backward()",
         "torch.linalg.vector_norm(x).backward()",
         "The root's slope at 0 is infinite and the square's is 0: infinity times 0 is NaN. The length of a vector has no "
-        "slope at 0, but many subgradients; vector_norm gives one of them, 0."),
+        "slope at 0 (finite differences see both sides and give 0); vector_norm gives a subgradient, 0."),
     "in_place": Case(
         "Changed in place after it was saved", "[1., 2.]", "(x.exp() * 2).sum()",
         "y = x.exp()\ny.mul_(2)\ny.sum().backward()",
@@ -92,7 +92,8 @@ class Outcome:
         if self.gradient is None:
             return f"error: {self.error}"
         shown = ", ".join(f"{value:.8g}" for value in self.gradient[:3]) + ", ..." * (len(self.gradient) > 3)
-        return f"({shown})" + f", {self.different} different ones in {TIMES} runs" * (self.different > 0)
+        how = f", {self.different} different ones in {TIMES} runs" if self.different > 1 else f", in all {TIMES} runs"
+        return f"({shown})" + how * (self.different > 0)
 
 
 @dataclass(frozen=True)
