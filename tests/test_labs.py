@@ -23,7 +23,8 @@ def cells(path: Path, kind: str) -> list[str]:
 
 def test_the_series_is_there_in_its_order() -> None:
     assert [path.stem for path in LABS] == [
-        "00_start", "01_workers", "02_stragglers", "03_staleness", "04_precision", "05_clipping", "07_autodiff"]  # fmt: skip
+        "00_start", "01_workers", "02_stragglers", "03_staleness", "04_precision", "05_clipping",
+        "07_autodiff"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)

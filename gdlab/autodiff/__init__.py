@@ -12,7 +12,7 @@ _HOMES = {
     "recording": ("record", "Recording"),
     "expression": ("Expression", "ExpressionError"),
     "measures": ("finite_differences", "costs"),
-    "traps": ("trap", "CASES"),
+    "traps": ("trap", "cases"),
     "tape": ("Tape", "train"),
     "regression": ("LOSS",),
 }

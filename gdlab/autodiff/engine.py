@@ -6,15 +6,17 @@ Everything here runs in the helper process, in float64 with one thread, and take
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
-from gdlab.autodiff.expression import MAX_NUMBERS, shortened
+from gdlab.autodiff.expression import MAX_NUMBERS, OPERATORS, shortened
 
 MAX_LOCAL = 1024
 """Numbers of one local derivative; a larger one is left out."""
@@ -24,13 +26,6 @@ CAN_BE = (RuntimeError, IndexError, TypeError, ValueError)
 
 Emit = Callable[[str, torch.Tensor], torch.Tensor]
 
-OPERATIONS: dict[str, Callable[..., torch.Tensor]] = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-    "**": lambda a, b: a**b, "neg": lambda a: -a, "exp": torch.exp, "log": torch.log, "sin": torch.sin,
-    "cos": torch.cos, "tanh": torch.tanh, "atan": torch.atan, "relu": torch.relu, "sqrt": torch.sqrt,
-    "where": torch.where, "sum": torch.sum, "dot": torch.dot, "matmul": torch.matmul, "<": torch.lt, "<=": torch.le,
-    ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne,
-}
 NOT_ELEMENTWISE = ("Sum", "Dot", "Mv", "Mm", "TB")
 
 
@@ -53,9 +48,7 @@ def evaluate(tree: list[Any], values: dict[str, torch.Tensor], emit: Emit = lamb
             kind, inputs = "*", [emit(f"1/{shortened(given[1][1])}", inputs[1].reciprocal()), inputs[0]]
         elif kind == "matmul" and [one.ndim for one in inputs] == [1, 2]:
             inputs = [emit(f"{shortened(given[1][1])} transposed", inputs[1].t()), inputs[0]]
-        elif kind in ("<", "<=", ">", ">=", "==", "!=") and isinstance(inputs[0], float):
-            inputs[0] = torch.tensor(inputs[0])
-        result = OPERATIONS[kind](*inputs)
+        result = (OPERATORS.get(kind) or getattr(torch, kind))(*inputs)
     except CAN_BE:
         sizes = " and ".join(_size(one) for one in inputs)
         raise EngineError(f"{shortened(text)} cannot be computed: {kind} does not go with {sizes}.") from None
@@ -139,7 +132,7 @@ def record(tree: list[Any], values: dict[str, Any]) -> dict[str, Any]:
     loss = loss_of(tree, leaves, emit)
     for function, at in functions.items():
         if nodes[at]["at"] >= 0:
-            nodes[at]["local"] = _locals(function, nodes, at)
+            nodes[at]["local"] = _locals(function, nodes[at])
     order: list[int] = []
     back: list[int] = []
 
@@ -159,26 +152,19 @@ def record(tree: list[Any], values: dict[str, Any]) -> dict[str, Any]:
             "freed": [*back[1:], saved.held()][:len(order)], "forward_held": forward_held}
 
 
-def _locals(function: Any, nodes: list[dict[str, Any]], at: int) -> list[Any]:
+def _locals(function: Any, node: dict[str, Any]) -> list[Any]:
     """Return a node's derivative by each input: one number, one a place, or the whole (outputs x inputs)."""
-    shape = torch.tensor(nodes[at]["value"]).shape
-    elementwise = not nodes[at]["name"].startswith(NOT_ELEMENTWISE)
+    shape = np.shape(node["value"])
     with torch.no_grad():
-        ones = function(torch.ones(shape))
-        ones = ones if isinstance(ones, tuple) else (ones,)
-        rows: list[Any] = []
-        found: list[Any] = []
-        for place, whole in enumerate(ones):
-            if whole is None or nodes[at]["inputs"][place] < 0:
-                found.append(None)
-            elif not shape or (elementwise and whole.shape == shape):
-                found.append(whole.tolist())
-            elif shape.numel() * whole.numel() > MAX_LOCAL:
-                found.append(None)
-            else:
-                rows = rows or [function(one.reshape(shape)) for one in torch.eye(shape.numel())]
-                each = torch.stack([row[place] if isinstance(row, tuple) else row for row in rows])
-                found.append(each.reshape(*shape, *whole.shape).tolist())
+        rows = [function(one.reshape(shape)) for one in torch.eye(math.prod(shape))]
+    found: list[Any] = []
+    for columns in zip(*((row if isinstance(row, tuple) else (row,)) for row in rows), strict=True):
+        if columns[0] is None or len(columns) * columns[0].numel() > MAX_LOCAL:
+            found.append(None)
+            continue
+        whole = torch.stack(columns).reshape((*shape, *columns[0].shape))
+        places = columns[0].shape == shape and not node["name"].startswith(NOT_ELEMENTWISE)
+        found.append((whole.reshape(len(columns), -1).diagonal().reshape(shape) if places else whole).tolist())
     return found
 
 
@@ -223,7 +209,7 @@ def along(tree: list[Any], values: dict[str, Any], direction: dict[str, Any], st
     def slope(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda t: torch.func.jvp(function, (t,), (torch.ones(()),))[1]
 
-    derivatives = [g]
+    derivatives: list[Callable[[torch.Tensor], torch.Tensor]] = [g]
     for _ in range(3):
         derivatives.append(slope(derivatives[-1]))
     return {"derivatives": [one(torch.zeros(())).item() for one in derivatives],

@@ -1,20 +1,22 @@
 """Small losses as a reader types them: read by Python's own parser, and never evaluated as Python.
 
-What is typed is checked before it is parsed (its length, its signs, its nesting) and after (only the kinds of node that
-are named here); what comes out is a tree of lists, which any process can compute with its own numbers.
+What is typed is checked before it is parsed (its length, its letters) and after (only the kinds of node that are named
+here, no deeper and no larger than they may be); what comes out is a tree of lists, which any process can compute with
+its own numbers.
 """
 
 from __future__ import annotations
 
 import ast
-import keyword
+import operator
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-MAX_LETTERS, MAX_SIGNS, MAX_DEPTH, MAX_NAME = 2000, 600, 40, 20
+MAX_LETTERS, MAX_NODES, MAX_DEPTH, MAX_NAME = 2000, 600, 40, 20
 MAX_POWER, MAX_CONSTANT = 64, 1e9
 MAX_NAMES, MAX_NUMBERS = 8, 256
 """Variables of an expression, and the numbers that each of them may hold."""
@@ -22,21 +24,18 @@ MAX_NAMES, MAX_NUMBERS = 8, 256
 FUNCTIONS = {"exp": 1, "log": 1, "sin": 1, "cos": 1, "tanh": 1, "atan": 1, "relu": 1, "sqrt": 1, "where": 3, "sum": 1,
              "dot": 2, "matmul": 2}
 """Each function's name -> how many arguments it takes."""
-OPERATORS: dict[type, str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.USub: "neg"}
-COMPARISONS: dict[type, str] = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-ALLOWED = f"numbers, names, + - * / **, comparisons inside where, and {', '.join(FUNCTIONS)}"
-IN_EXPRESSIONS, IN_VALUES = {"+", "-", "*", "/", "**", "(", ")", ",", *COMPARISONS.values()}, {"-", "=", "[", "]", ","}
-
-COMPUTE: dict[str, Callable[..., Any]] = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "**": np.power, "neg": np.negative, "exp": np.exp,
-    "log": np.log, "sin": np.sin, "cos": np.cos, "tanh": np.tanh, "atan": np.arctan, "sqrt": np.sqrt, "sum": np.sum,
-    "relu": lambda a: np.maximum(a, 0.0), "where": np.where, "dot": np.dot, "matmul": np.matmul, "<": np.less,
-    "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal,
+SIGNS: dict[type, str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.USub: "neg",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }
-"""Each operation -> how numpy computes it."""
-
-_SIGNS = re.compile(r"\s*(?:((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|([A-Za-z]\w*)|(\*\*|[<>=!]=|[-+*/()<>,=\[\]]))",
-                    re.ASCII)
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
+    "neg": operator.neg, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq,
+    "!=": operator.ne,
+}
+"""Each sign -> what numpy and torch do at it; functions go by the same names in both, but for relu."""
+ALLOWED = f"numbers, names, + - * / **, comparisons inside where, and {', '.join(FUNCTIONS)}"
+_WRONG = re.compile(r"[^A-Za-z0-9\s.+\-*/(),<>=!\[\]]")
 
 
 class ExpressionError(ValueError):
@@ -50,12 +49,15 @@ class Expression:
     """
 
     def __init__(self, text: Any) -> None:
-        self.text = check(text, IN_EXPRESSIONS, "An expression", ALLOWED, '"(w*x - 1)**2"')
-        try:
-            body = ast.parse(self.text, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise ExpressionError(f"{shortened(self.text)} cannot be read: see that every bracket is closed and that "
-                                  "an operator stands between two values.") from None
+        if not isinstance(text, str) or not text.strip():
+            given = "nothing" if isinstance(text, str) else type(text).__name__
+            raise ExpressionError(f'An expression is a text like "(w*x - 1)**2"; {given} was given.')
+        if len(text) <= MAX_LETTERS:
+            text = " ".join(text.split())  # on one line
+        body = parsed(text, "An expression", "(w*x - 1)**2")
+        if sum(1 for _ in ast.walk(body)) > MAX_NODES:
+            raise ExpressionError(f"{shortened(text)} has too many parts, more than {MAX_NODES}: take it apart.")
+        self.text = text
         self.names: list[str] = []
         self.tree = self._read(body, 0)
 
@@ -69,27 +71,27 @@ class Expression:
         if depth > MAX_DEPTH:
             raise ExpressionError(f"The expression is nested more than {MAX_DEPTH} deep: take it apart.")
         if condition:
-            if not isinstance(node, ast.Compare) or len(node.ops) != 1 or type(node.ops[0]) not in COMPARISONS:
+            if not isinstance(node, ast.Compare) or len(node.ops) != 1 or type(node.ops[0]) not in SIGNS:
                 raise ExpressionError(f"{shortened(text)} is no condition: the first argument of where is one "
                                       "comparison, like x > 0.")
             sides = [self._read(side, depth + 1) for side in (node.left, *node.comparators)]
-            return [COMPARISONS[type(node.ops[0])], text, *sides]
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            return [SIGNS[type(node.ops[0])], text, *sides]
+        if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and text[0] in "0123456789.":
             if abs(node.value) > MAX_CONSTANT:
                 raise ExpressionError(f"The number {shortened(text)} is too large: at most {MAX_CONSTANT:g} is read.")
             return ["number", text, float(node.value)]
-        if isinstance(node, ast.Name) and node.id not in FUNCTIONS:
+        if isinstance(node, ast.Name) and node.id not in FUNCTIONS and len(node.id) <= MAX_NAME:
             if node.id not in self.names:
                 self.names.append(node.id)
             if len(self.names) > MAX_NAMES:
                 raise ExpressionError(f"The expression has more than {MAX_NAMES} variables: use fewer, or a list.")
             return ["name", text]
-        if isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
+        if isinstance(node, ast.UnaryOp) and type(node.op) in SIGNS:
             return ["neg", text, self._read(node.operand, depth + 1)]
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        if isinstance(node, ast.BinOp) and type(node.op) in SIGNS:
             if isinstance(node.op, ast.Pow):
                 self._check_power(node.right)
-            return [OPERATORS[type(node.op)], text, *(self._read(side, depth + 1) for side in (node.left, node.right))]
+            return [SIGNS[type(node.op)], text, *(self._read(side, depth + 1) for side in (node.left, node.right))]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
             return self._call(node.func.id, text, node.args, depth)
         raise ExpressionError(f"{shortened(text)} is not understood: an expression holds {ALLOWED}.")
@@ -108,46 +110,35 @@ class Expression:
         if any(isinstance(node, ast.Name) and node.id not in FUNCTIONS for node in ast.walk(exponent)):
             return
         plain = exponent.operand if isinstance(exponent, ast.UnaryOp) else exponent
-        if not isinstance(plain, ast.Constant) or abs(plain.value) > MAX_POWER:
+        if not isinstance(plain, ast.Constant) or not -MAX_POWER <= float(str(plain.value)) <= MAX_POWER:
             raise ExpressionError(f"The power {shortened(ast.get_source_segment(self.text, exponent) or '')} is too "
                                   f"much: an exponent is a number from -{MAX_POWER} to {MAX_POWER}, or has a variable.")
 
 
-def check(text: Any, signs: set[str], what: str, allowed: str, example: str) -> str:
-    """Return what was typed on one line, if parsing it can do no harm; raises ExpressionError for all else."""
-    if not isinstance(text, str) or not text.strip():
-        given = "nothing" if isinstance(text, str) else type(text).__name__
-        raise ExpressionError(f"{what} is a text like {example}; {given} was given.")
+def parsed(text: str, what: str, example: str) -> ast.expr:
+    """Return Python's syntax tree of a text that is short, and made of nothing but what may stand in an expression."""
     if len(text) > MAX_LETTERS:
         raise ExpressionError(f"{what} of {len(text):,} letters is too long: at most {MAX_LETTERS:,} are read.")
-    text = " ".join(text.split())
-    at, depth, count, after_number = 0, 0, 0, False
-    while at < len(text):
-        found = _SIGNS.match(text, at)
-        if found is None or (found[3] and found[3] not in signs):
-            wrong = text[at:].strip()[0]
-            raise ExpressionError(f"{wrong!a} has no place here: {what.lower()} holds {allowed}.")
-        number, name, sign = found.groups()
-        count, depth = count + 1, depth + (sign in ("(", "[")) - (sign in (")", "]"))
-        if count > MAX_SIGNS or depth > MAX_DEPTH:
-            raise ExpressionError(f"{what} of more than {MAX_SIGNS} signs, or {MAX_DEPTH} brackets inside each other, "
-                                  "is too much: take it apart.")
-        if name and (keyword.iskeyword(name) or len(name) > MAX_NAME or (after_number and found[0] == name)):
-            raise ExpressionError(f"{shortened(name)} is no name for a variable: take a letter or a short word, and "
-                                  "write * between a number and a name.")
-        at, after_number = found.end(), bool(number)
-    return text
-
-
-def read_values(text: Any) -> dict[str, Any]:
-    """Return the values that a reader types as "x = 1.5, w = [1, -2]"; raises ExpressionError for what is none."""
-    text = check(text, IN_VALUES, "A list of values", "names, = and numbers", '"x = 1.5, w = [1, 2]"')
+    if wrong := _WRONG.search(text):
+        raise ExpressionError(f"{wrong[0]!a} has no place here: {what.lower()} holds {ALLOWED}.")
     try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call) and not call.args
-        return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
-    except (SyntaxError, ValueError, AssertionError, RecursionError, MemoryError):
-        raise ExpressionError(f'{shortened(text)} gives no values: write them as in "x = 1.5, w = [1, 2]".') from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # 1if, for one, is only warned of
+            return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ExpressionError(f"{shortened(text)} cannot be read: write {what.lower()} like {example}, with every "
+                              "bracket closed.") from None
+
+
+def read_values(text: str) -> dict[str, Any]:
+    """Return the values that a reader types as "x = 1.5, w = [1, -2]"; raises ExpressionError for what is none."""
+    call = parsed(f"f({text})", "A list of values", "x = 1.5, w = [1, 2]")
+    try:
+        if isinstance(call, ast.Call) and not call.args:
+            return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (ValueError, RecursionError):
+        pass
+    raise ExpressionError(f"{shortened(text)} gives no values: write them as in x = 1.5, w = [1, 2].")
 
 
 def checked_values(names: list[str], values: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -172,9 +163,16 @@ def checked_values(names: list[str], values: Mapping[str, Any]) -> dict[str, np.
 def compute(tree: list[Any], values: Mapping[str, Any]) -> Any:
     """Return a tree's value by numpy."""
     kind, text, *given = tree
-    if kind == "number":
-        return given[0]
-    return values[text] if kind == "name" else COMPUTE[kind](*(compute(argument, values) for argument in given))
+    if kind in ("number", "name"):
+        return np.float64(given[0]) if given else values[text]
+    return apply(kind, [compute(argument, values) for argument in given])
+
+
+def apply(kind: str, inputs: Sequence[Any]) -> Any:
+    """Do one operation by numpy."""
+    if kind == "relu":
+        return np.maximum(inputs[0], 0.0)
+    return (OPERATORS.get(kind) or getattr(np, kind))(*inputs)
 
 
 def shortened(text: str) -> str:

@@ -19,8 +19,8 @@ ROW_PX, MEMORY_PX, HEAD_PX = 92, 130, 110
 """Height of a row of nodes, of the part about memory, and of title and axis."""
 MOST_NODES = 48
 """Nodes that a figure can show; more cannot be told apart."""
-SIGNS = {"neg": "−", "*": "×", "**": "^", "Add": "+", "Sub": "−", "Rsub": "−", "Mul": "×", "Div": "÷", "Pow": "^", "Neg": "−",
-         "Reciprocal": "1/", "Mv": "@", "Mm": "@", "Dot": "·", "Sum": "Σ", "T": "T"}
+SIGNS = {"Add": "+", "Sub": "−", "Rsub": "−", "Mul": "×", "Div": "÷", "Pow": "^", "Neg": "−", "Reciprocal": "1/",
+         "Mv": "@", "Mm": "@", "Dot": "·", "Sum": "Σ", "T": "T"}
 WAITING, VALUE, GRADIENT, NOW = style.GRID, style.SKY, style.ORANGE, style.VERMILLION
 """Of a node: not reached yet, computed, differentiated, and the one of this step."""
 
@@ -56,7 +56,7 @@ def layout(recording: Recording) -> tuple[list[Place], dict[tuple[int, int], lis
             depth[node.index] = min((depth[one] for one in graph.successors(node.index)), default=1) - 1
     ways = {}
     for source, target in edges:  # a long edge bends around what lies between
-        steps = [source, *((source, target, at) for at in range(depth[source] + 1, depth[target])), target]
+        steps: list[Any] = [source, *((source, target, at) for at in range(depth[source] + 1, depth[target])), target]
         depth.update({step: step[2] for step in steps[1:-1]})
         graph.remove_edge(source, target)
         networkx.add_path(graph, steps)
@@ -187,7 +187,8 @@ def v_curve(found: FiniteDifferences) -> go.Figure:
         fig.add_scatter(x=found.steps, y=np.where(error > floor, error, np.nan), mode="markers", name=name,
                         marker=dict(color=colour, symbol=symbol, size=7))
     for limb, name, dash in ((found.truncation, "h² |f‴| / 6", "solid"), (found.rounding, "ε |f| / h", "dash")):
-        fig.add_scatter(x=found.steps, y=limb, mode="lines", name=name, line=dict(color=style.INK, dash=dash, width=1.5))
+        fig.add_scatter(x=found.steps, y=limb, mode="lines", name=name,
+                        line=dict(color=style.INK, dash=dash, width=1.5))
     low = min(float(found.central_error[found.central_error > floor].min(initial=1e-16)), 1e-10)
     fig.update_xaxes(**style.log_axis(found.steps), autorange="reversed")
     fig.update_yaxes(**style.log_axis([low, 1.0]), range=[np.log10(low) - 0.5, np.log10(found.forward_error.max()) + 1])

@@ -71,9 +71,6 @@ class Recording:
                                       "numbers, or one for all.")
         return ask("jvp", tree=self.expression.tree, values=plain(self.values), direction=plain(found))
 
-    def _repr_html_(self) -> str:
-        return f"<code>{self.expression.text}</code> = {self.value:.6g}, {len(self.nodes)} nodes"
-
 
 def record(expression: str, /, **values: Any) -> Recording:
     """Compute a small loss by torch, in float64 and in a process of its own, and return the graph that torch builds.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gdlab.autodiff.expression import COMPUTE, Expression, ExpressionError
+from gdlab.autodiff.expression import Expression, ExpressionError, apply
 from gdlab.autodiff.recording import record
 
 RULES = {
@@ -39,13 +39,13 @@ class Tape:
         """Compute an expression, its parts first; return the row of its result."""
         kind, text, *parts = tree
         if kind == "number":
-            return self.write(kind, [], parts[0])
+            return self.write(kind, [], np.float64(parts[0]))
         if kind == "name":
             return variables[text]
         if kind not in self.rules:
             raise ExpressionError(f"The tape has no rule for {kind}: it knows {', '.join(self.rules)}.")
         inputs = [self.forward(part, variables) for part in parts]
-        return self.write(kind, inputs, COMPUTE[kind](*(self.rows[row][2] for row in inputs)))
+        return self.write(kind, inputs, apply(kind, [self.rows[row][2] for row in inputs]))
 
     def backward(self, last: int) -> list[Any]:
         """Hand each row's gradient on to the rows that it was made from, the last row first."""
@@ -62,7 +62,7 @@ class Tape:
     def gradient(self, loss: Expression, **values: float) -> dict[str, Any]:
         """Return the loss's derivative by each variable: one way forward, one way back."""
         self.rows = []
-        variables = {name: self.write("variable", [], value) for name, value in values.items()}
+        variables = {name: self.write("variable", [], np.float64(value)) for name, value in values.items()}
         with np.errstate(all="ignore"):
             gradients = self.backward(self.forward(loss.tree, variables))
         return {name: gradients[row] for name, row in variables.items()}
@@ -87,13 +87,13 @@ def as_text(kind: str) -> str:
 
 
 def faults(rules: Mapping[str, tuple[str, ...]], adds: bool) -> dict[Any, str]:
-    """Return what is wrong with a reader's rules, by (operation, argument) or "adds", against torch at random points."""
+    """Return what is wrong with a reader's rules, by (operation, argument) or "adds", beside torch at random points."""
     found: dict[Any, str] = {}
     draws = np.random.default_rng()
     for kind, place in BLANKS:
         given = dict(zip("ab"[: len(RULES[kind])], draws.uniform(0.5, 2.0, (2, POINTS)), strict=False))
-        theirs = record(f"sum({as_text(kind)})", **given).gradient["ab"[place]]
-        known = given | {"out": COMPUTE[kind](*given.values())}
+        theirs = np.asarray(record(f"sum({as_text(kind)})", **given).gradient["ab"[place]])
+        known = given | {"out": apply(kind, list(given.values()))}
         if not rules[kind][place].strip():
             found[kind, place] = "Not filled in yet."
             continue
@@ -110,7 +110,7 @@ def faults(rules: Mapping[str, tuple[str, ...]], adds: bool) -> dict[Any, str]:
             where = ", ".join(f"{name} = {value[off]:.3g}" for name, value in given.items())
             found[kind, place] = f"At {where} it gives {ours[off]:.4g}; torch, {theirs[off]:.4g}."
     x = float(draws.uniform(0.5, 2.0))
-    ours, theirs = Tape(RULES, adds).gradient(Expression("x*x"), x=x)["x"], record("x*x", x=x).gradient["x"]
-    if not np.isclose(ours, theirs, rtol=1e-12):
-        found["adds"] = f"Of x*x at x = {x:.3g} the tape then gives {ours:.4g}; torch, {theirs:.4g}."
+    mine, right = Tape(RULES, adds).gradient(Expression("x*x"), x=x)["x"], record("x*x", x=x).gradient["x"]
+    if not np.isclose(mine, right, rtol=1e-12):
+        found["adds"] = f"Of x*x at x = {x:.3g} the tape then gives {mine:.4g}; torch, {right:.4g}."
     return found

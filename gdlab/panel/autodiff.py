@@ -14,7 +14,7 @@ from gdlab.autodiff import figures, tape
 from gdlab.autodiff.expression import ExpressionError, read_values
 from gdlab.autodiff.process import HelperError
 from gdlab.autodiff.recording import Recording, record
-from gdlab.autodiff.traps import CASES, Trap, trap
+from gdlab.autodiff.traps import Trap, cases, shown, trap
 from gdlab.panel import progress
 from gdlab.panel.chart import Chart
 from gdlab.panel.widget import PanelWidget, script
@@ -121,7 +121,7 @@ class Traps(Piece):
     """Show the traps, each with a switch that mends it: the code, what torch makes of it, what is right, and why."""
 
     def __init__(self) -> None:
-        self.traps = {name: trap(name) for name in CASES}
+        self.traps = {name: trap(name) for name in cases()}
         self.mended = dict.fromkeys(self.traps, False)
         self.controls = Parts(self._got, piece="traps", cards=self._cards())
         self._show(self.controls)
@@ -132,18 +132,17 @@ class Traps(Piece):
             self.controls.change(cards=self._cards())
 
     def _cards(self) -> list[dict[str, Any]]:
-        return [_card(one, self.mended[name]) for name, one in self.traps.items()]
+        return [_card(name, one, self.mended[name]) for name, one in self.traps.items()]
 
 
-def _card(one: Trap, mended: bool) -> dict[str, Any]:
-    right = ", ".join(f"{value + 0.0:.8g}" for value in one.right[:3]) + ", ..." * (len(one.right) > 3)
-    return {"name": one.name, "title": one.case.title, "label": "mended", "on": mended, "why": one.why,
-            "code": f"x = {one.case.at}\n" + (one.case.mended if mended else one.case.code),
-            "lines": [["x.grad", str(one.mended if mended else one.becomes)], ["right", f"({right})"]]}
+def _card(name: str, one: Trap, mended: bool) -> dict[str, Any]:
+    return {"name": name, "title": one.title, "label": "mended", "on": mended, "why": one.why,
+            "code": f"x = {one.at}\n{(one.mended if mended else one.code).strip()}",
+            "lines": [["x.grad", str(one.mends if mended else one.becomes)], ["right", shown(one.right)]]}
 
 
 class Exercise(Piece):
-    """Show the tape with some of its local derivatives left out; `.right` tells whether the reader's are those of torch.
+    """Show the tape with some local derivatives left out; `.right` tells whether the reader's agree with torch.
 
     They are typed in the grammar of expressions, of a, b and the result, out, and compared with torch at random points.
     """
@@ -172,7 +171,7 @@ class Exercise(Piece):
         self.right = not found
         self._given = {**self._given, **rules, "adds": {True: "+=", False: "=", None: ""}[adds]}
         blanks = len(tape.BLANKS) + 1
-        said = f"{blanks - len(found)} of {blanks} agree with torch" + (". The tape is complete." if self.right else ".")
+        said = f"{blanks - len(found)} of {blanks} agree with torch." + " The tape is complete." * self.right
         self.controls.change(fields=self._fields(found), message=said, tone="good" if self.right else "bad")
         progress.record(self.QUESTION, "check", said, self.right, self.attempts)
         return self.right
