@@ -150,9 +150,10 @@ def checked_values(names: list[str], values: Mapping[str, Any]) -> dict[str, np.
     found = {}
     for name, value in values.items():
         try:
-            array = np.array(value, np.float64)
-        except (TypeError, ValueError):
-            array = np.array(np.nan)
+            array = np.asarray(value)
+        except ValueError:  # lists of unequal length
+            array = np.array(None)
+        array = array.astype(np.float64) if array.dtype.kind in "iuf" else np.array(np.nan)
         if not np.isfinite(array).all() or array.ndim > 2 or not 0 < array.size <= MAX_NUMBERS:
             raise ExpressionError(f"{name} cannot be that: a value is a finite number, a list of them, or a list of "
                                   f"equal lists, of at most {MAX_NUMBERS} numbers in all.")

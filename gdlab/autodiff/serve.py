@@ -25,8 +25,8 @@ def main() -> None:
     wait_s = None if IDLE_S == float("inf") else IDLE_S
     while select.select([sys.stdin], [], [], wait_s)[0] and (line := sys.stdin.readline()):
         asked = json.loads(line)
-        module = importlib.import_module(f"gdlab.autodiff.{ANSWERS[asked['ask']]}")
         try:
+            module = importlib.import_module(f"gdlab.autodiff.{ANSWERS[asked['ask']]}")
             answer = {"answer": getattr(module, asked["ask"])(**asked["given"])}
         except Exception as error:  # the process goes on, and whoever asked is told
             answer = {"error": str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}

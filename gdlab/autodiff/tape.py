@@ -13,7 +13,7 @@ from gdlab.autodiff.recording import record
 RULES = {
     "+": ("1", "1"), "-": ("1", "-1"), "*": ("b", "a"), "/": ("1/b", "-out/b"), "**": ("b*a**(b - 1)", "out*log(a)"),
     "neg": ("-1",), "exp": ("out",), "log": ("1/a",), "sin": ("cos(a)",), "cos": ("-sin(a)",),
-    "tanh": ("1 - out**2",), "sqrt": ("1/(2*out)",), "relu": ("where(a > 0, 1, 0)",),
+    "tanh": ("1 - out**2",), "atan": ("1/(1 + a**2)",), "sqrt": ("1/(2*out)",), "relu": ("where(a > 0, 1, 0)",),
 }
 """Each operation's derivative by a and by b, its arguments; `out` is its result."""
 BLANKS = (("-", 1), ("*", 0), ("*", 1), ("/", 1), ("**", 0), ("exp", 0), ("tanh", 0))
