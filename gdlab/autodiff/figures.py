@@ -33,12 +33,12 @@ def sign(node: Node) -> str:
     return node.text if node.is_variable else SIGNS.get(kind, kind.lower())
 
 
-def short(value: Any) -> str:
+def short(value: Any, digits: int = 4) -> str:
     """Return a value as it fits beside a node."""
     if value is None:
         return "none"
     if np.ndim(value) == 0:
-        return f"{value + 0.0:.4g}"
+        return f"{value + 0.0:.{digits}g}"
     if np.size(value) <= 2:
         return f"({', '.join(f'{one + 0.0:.3g}' for one in np.ravel(value))})"
     return f"[{'×'.join(map(str, np.shape(value)))}]"
@@ -68,9 +68,10 @@ def layout(recording: Recording) -> tuple[list[Place], dict[tuple[int, int], lis
         near = {one: np.mean([heights[before] for before in graph.predecessors(one)] or [0.0]) for one in layer}
         layers[at] = sorted(layer, key=near.__getitem__)
         heights.update({one: place - (len(layer) - 1) / 2 for place, one in enumerate(layers[at])})
-    scale = (max(len(layers), *map(len, layers.values())) - 1) / 2 if layers else 1.0  # neighbours are 1 apart
-    places = {one: (float(x), -float(y))
-              for one, (x, y) in networkx.multipartite_layout(graph, subset_key=layers, scale=scale or 1.0).items()}
+    found = networkx.multipartite_layout(graph, subset_key=layers, scale=max(len(depth) - 1, 1) / 2)
+    # Neighbouring layers, and neighbours in a layer, are to be 1 apart.
+    unit = found[layers[1][0]][0] - found[layers[0][0]][0] if len(layers) > 1 else 1.0
+    places = {one: (float(x / unit), -float(y / unit)) for one, (x, y) in found.items()}
     return ([places[node.index] for node in recording.nodes],
             {edge: [places[one] for one in steps] for edge, steps in ways.items()})
 
@@ -89,6 +90,7 @@ def graph(recording: Recording, step: int = 0, seed: str | None = None) -> go.Fi
     known, differentiated = reached(recording, step, seed)
     now = order[step - 1] if step else None
     places, ways = layout(recording)
+    digits = 4 if max((x for x, _ in places), default=0.0) - min((x for x, _ in places), default=0.0) < 8 else 2
     active = {} if now is None else {(source, now.index): None for source in now.inputs if source >= 0}
     for lines, colour, width in ((ways, style.MUTED, 1), (active, NOW, 3)):
         points = [point for edge in lines for point in (*ways[edge], (None, None))]
@@ -99,7 +101,8 @@ def graph(recording: Recording, step: int = 0, seed: str | None = None) -> go.Fi
         done = node.index in differentiated
         colours.append(NOW if node is now else GRADIENT if done else VALUE if node.index in known else WAITING)
         slope = node.tangents[seed] if seed else node.gradient
-        below.append((short(node.value) if node.index in known else "") + (f"<br>∂ {short(slope)}" if done else ""))
+        below.append((short(node.value, digits) if node.index in known else "")
+                     + (f"<br>∂ {short(slope, digits)}" if done else ""))
         hover.append(f"{node.text}<br>{node.name}<br>{node.value}<br>∂ {slope if done else '?'}")
     x, y = zip(*places, strict=True) if places else ((), ())
     fig.add_scatter(x=x, y=y, mode="markers+text", text=[sign(node) for node in recording.nodes], showlegend=False,
@@ -107,7 +110,7 @@ def graph(recording: Recording, step: int = 0, seed: str | None = None) -> go.Fi
                     line=dict(color=colours, width=3)), hovertext=hover, hoverinfo="text")
     notes = [dict(x=a, y=b, text=text, yshift=-17, yanchor="top", showarrow=False, font=dict(size=11, color=style.INK))
              for (a, b), text in zip(places, below, strict=True) if text]
-    notes += [dict(x=(a + c) / 2, y=(b + d) / 2, text=short(slope), showarrow=False, bgcolor=style.PAPER,
+    notes += [dict(x=(a + c) / 2, y=(b + d) / 2, text=short(slope, digits), showarrow=False, bgcolor=style.PAPER,
                    font=dict(size=10, color=style.MUTED), borderpad=1)
               for node in recording.nodes if node.index in known for source, slope in zip(node.inputs, node.local,
               strict=True) if source >= 0 for (c, d), (a, b) in [ways[source, node.index][-2:]]]
@@ -125,7 +128,7 @@ def graph(recording: Recording, step: int = 0, seed: str | None = None) -> go.Fi
         yaxis=hidden | dict(domain=[1 - height / (height + MEMORY_PX), 1], range=[-tall - 0.4, tall]),
         xaxis2=dict(anchor="y2", title="step", range=[-0.3, len(held) - 0.7], nticks=8, zeroline=False),
         yaxis2=dict(anchor="x2", domain=[0, 0.7 * MEMORY_PX / (height + MEMORY_PX)], title=MEMORY, nticks=4,
-                    range=[-0.5, 1.1 * max(*recording.held, 8)]))
+                    range=[-0.5, 1.1 * max((*recording.held, 8))]))
     return style.describe(fig, f"{QUESTION} {sentence(recording, step, seed)} {held[step]} bytes are saved.")
 
 

@@ -81,7 +81,7 @@ def run(name: str) -> dict[str, Any]:
             try:
                 exec(code, {"torch": torch, "x": x, "i": i, "w": w.to(x.dtype)})
             except RuntimeError as error:
-                return {"gradient": None, "error": str(error).split(". ")[0][:160], "runs": 1, "different": 1}
+                return {"gradient": None, "error": str(error).split(". ")[0][:300], "runs": 1, "different": 1}
             found.append(tuple(x.grad.tolist()))
         return {"gradient": found[0], "error": "", "runs": repeats, "different": len(set(found))}
 

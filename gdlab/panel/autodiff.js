@@ -11,12 +11,15 @@ const field = ({ name, label, kind, value, options, placeholder }) => {
     make("span", {}, label), input, note) };
 };
 
-const card = (model, { name, title, on, label, code, lines, why }) => {
+// What torch gives is shown when a reader asks for it, and then stays shown.
+const card = (model, asked, { name, title, on, label, code, lines, why }) => {
   const box = make("input", { type: "checkbox", onchange: () => model.send({ act: "switch", name, on: box.checked }) });
   box.checked = on;
-  return make("section", { class: "gd-box gd-card", "data-name": name, "data-tone": on ? "good" : "bad" },
-    make("b", {}, title), make("label", { class: "gd-switch" }, box, label), make("pre", {}, code),
+  const told = make("details", { open: asked.has(name), ontoggle: () => asked[told.open ? "add" : "delete"](name) },
+    make("summary", {}, "What torch gives"),
     make("dl", {}, ...lines.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)])), make("p", {}, why));
+  return make("section", { class: "gd-box gd-card", "data-name": name, "data-tone": on ? "good" : "bad" },
+    make("b", {}, title), make("label", { class: "gd-switch" }, box, label), make("pre", {}, code), told);
 };
 
 export default {
@@ -29,6 +32,7 @@ export default {
     const buttons = (first.buttons ?? []).map(({ name, label, title }) =>
       make("button", { type: "button", class: "gd-button", title, "aria-label": title, onclick: () => act(name) }, label));
     const status = make("p", { class: "gd-said", role: "status" });
+    const asked = new Set();
     const cards = make("div", { class: "gd-cards" });
     const box = make("section", { class: `gd-parts gd-${first.piece}`, "data-lm-suppress-shortcuts": "true",
       tabindex: first.arrows ? 0 : null, role: first.arrows ? "group" : null, "aria-label": first.arrows ? first.title : null },
@@ -60,7 +64,7 @@ export default {
         input.setAttribute("aria-invalid", tone === "bad");
       }
       const held = document.activeElement?.closest?.(".gd-card")?.dataset.name;
-      if (view.cards) cards.replaceChildren(...view.cards.map((one) => card(model, one)));
+      if (view.cards) cards.replaceChildren(...view.cards.map((one) => card(model, asked, one)));
       if (held && el.contains(cards)) cards.querySelector(`[data-name="${held}"] input`)?.focus();
     };
     model.on("change:view", draw);

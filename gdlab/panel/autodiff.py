@@ -61,10 +61,10 @@ class Graph(Piece):
         self.step, self.mode = 0, REVERSE
         self.controls = Parts(self._got, piece="graph", title="Step through the graph", arrows=True, enter="set",
                               live=True, fields=self._fields(), buttons=[
-            {"name": "first", "label": "⏮", "title": "To the beginning"},
+            {"name": "first", "label": "|◀", "title": "To the beginning"},
             {"name": "back", "label": "◀ Back", "title": "One step back"},
             {"name": "next", "label": "Next ▶", "title": "One step on"},
-            {"name": "last", "label": "⏭", "title": "To the end"}])
+            {"name": "last", "label": "▶|", "title": "To the end"}])
         self.chart = Chart()
         self.go(0)
         self._show(self.controls, ipywidgets.Box([self.chart], _dom_classes=("gd-figure",)))
@@ -195,6 +195,6 @@ class Exercise(Piece):
             return
         rules = {name: str(given.get(name, "")) for name in self._given if name != "adds"}
         try:
-            self.answer(rules, {"+=": True, "=": False}.get(given.get("adds")))
+            self.answer(rules, {"+=": True, "=": False}.get(str(given.get("adds"))))
         except HelperError as error:
             self.controls.change(message=str(error), tone="bad")
