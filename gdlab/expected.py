@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,8 @@ def update_seconds(experiment: Experiment, clock: str = "virtual", parameters: i
     exp, law, n, network = experiment, law_of(experiment, clock), experiment.workers, experiment.network
     strategy, speeds, message_s = exp.strategy, np.array(exp.speeds or (1.0,) * exp.workers), 0.0
     equal = len(set(speeds)) == 1
-    if law is None or isinstance(strategy, LocalSGD) or (n > 1 and network.seconds_per_byte and not parameters):
+    if law is None or isinstance(strategy, LocalSGD) or (n > 1 and network.seconds_per_byte and (
+            not parameters or getattr(exp, "compression", None))):
         return None
     nbytes = (parameters or 0) * facts(exp.precision.reduce).bits / 8
     served = isinstance(strategy, Async) or strategy.exchange == "server"
@@ -74,9 +75,9 @@ def staleness(experiment: Experiment, clock: str = "virtual") -> Expected | None
     if not isinstance(strategy, Async):
         return Expected(0.0, "a round's gradients are all of its own version")
     if strategy.staleness_bound is None or n == 1:
-        batch = f"shared by the {strategy.batch} gradients of an update, " if strategy.batch > 1 else ""
-        return Expected((n - 1) / strategy.batch, f"workers - 1, {batch}for any law and any speeds, as each other "
-                        "worker is one update late for each update")
+        # Each update makes every worker but the one that completes it one update staler.
+        share = f" over the {strategy.batch} gradients of an update" if strategy.batch > 1 else ""
+        return Expected((n - 1) / strategy.batch, f"mean = workers - 1{share}, for any law and any speeds")
     if law is not None and _chained(experiment, law) and strategy.batch == 1 and _free(experiment):
         return Expected(theory.ssp_staleness(n, strategy.staleness_bound),
                         "memoryless workers: the exact Markov chain of their clocks")
@@ -106,11 +107,12 @@ def noise_floor(experiment: Experiment, clock: str = "virtual") -> Expected | No
     if not isinstance(problem, Quadratic) or problem.eigenvalue_rows or problem.centers or not problem.noise:
         return None
     wide = {exp.precision.compute, exp.precision.weights, exp.precision.reduce} <= {"fp32", "fp64"}
-    if (not isinstance(rule, SGD) or rule.weight_decay or not rule.lr or exp.clip or not wide or exp.combine == "sum"
-            or getattr(exp, "compression", None) or min(problem.eigenvalues) <= 0):
+    if (not isinstance(rule, SGD) or rule.weight_decay or not rule.lr or exp.clip or not wide or exp.combine != "mean"
+            or getattr(exp, "compression", None) or np.min(np.asarray(problem.eigenvalues)) <= 0):
         return None
     equal = len(set(exp.speeds or (1.0,))) == 1
-    strategy, because = exp.strategy, "the stationary mean of the objective, exact on a quadratic"
+    strategy: Any = exp.strategy
+    because = "the stationary mean of the objective, exact on a quadratic"
     if isinstance(strategy, Async) and exp.workers > 1:
         if not (_plain(strategy) and _free(exp) and equal):
             return None
@@ -123,10 +125,13 @@ def noise_floor(experiment: Experiment, clock: str = "virtual") -> Expected | No
     elif isinstance(strategy, LocalSGD) and rule.momentum:
         return None
     elif isinstance(strategy, Async):
+        if strategy.batch > 1:
+            return None
         strategy = "sync"
+    curvatures = np.asarray(problem.eigenvalues, float).tolist()
     floors = [theory.noise_floor(rule.lr, one, problem.noise, exp.workers, strategy, rule.momentum)
-              for one in problem.eigenvalues]
-    return _known(float(np.dot(problem.eigenvalues, floors)) / 2, because)
+              for one in curvatures]
+    return _known(float(np.dot(curvatures, floors)) / 2, because)
 
 
 def _known(value: float, because: str) -> Expected | None:
