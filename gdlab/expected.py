@@ -112,14 +112,14 @@ def noise_floor(experiment: Experiment, clock: str = "virtual") -> Expected | No
         return None
     equal = len(set(exp.speeds or (1.0,))) == 1
     strategy: Any = exp.strategy
-    because = "the stationary mean of the objective, exact on a quadratic"
+    because = "exact on a quadratic"
     if isinstance(strategy, Async) and exp.workers > 1:
         if not (_plain(strategy) and _free(exp) and equal):
             return None
         if isinstance(law, Constant):
-            strategy, because = "fixed_delay", f"{because}: equal workers in turn, a delay of workers - 1"
+            strategy, because = "fixed_delay", f"{because} with equal workers in turn"
         elif isinstance(law, Exponential) and not rule.momentum:
-            because += ": memoryless workers"
+            because += " with memoryless workers"
         else:
             return None
     elif isinstance(strategy, LocalSGD) and rule.momentum:

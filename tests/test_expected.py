@@ -48,8 +48,8 @@ def settings(count, seed=2026):
         costs = kind != 4 and rng.random() < 0.4
         network = gd.Network(rng.uniform(0, 0.1), rng.uniform(0, 0.01)) if costs else gd.Network()
         yield gd.Experiment(STILL, workers=n, strategy=strategy, compute_time=law, speeds=speeds, network=network,
-                            optimizer=gd.SGD(lr=0.0), updates=1000 if kind < 2 else 2400 // getattr(strategy, "batch", 1),
-                            seed=int(rng.integers(2**31)))
+                            optimizer=gd.SGD(lr=0.0), seed=int(rng.integers(2**31)),
+                            updates=1000 if kind < 2 else 2400 // getattr(strategy, "batch", 1))
 
 
 def rare(exp, rounds):

@@ -28,13 +28,14 @@ def efficiency(baseline: Trace, *traces: Trace) -> go.Figure:
     Speed-up: updates per second, over the baseline's. Statistical efficiency: the updates that the baseline needs for
     the same loss, over those that the run needs. Their product is the baseline's time to that loss over the run's
     (hardware and statistical efficiency: Hadjis et al. 2016). The loss is the target that all runs share, if all reach
-    it, else the lowest that all have reached; runs that never fell below their start have no bars.
+    it, else the one that the worst of them ended with (the median of its last tenth, so that no lucky dip counts);
+    runs that did not fall have no bars.
     """
     runs = (baseline, *traces)
     names = what_differs([run.experiment for run in runs]) if traces else ["the run"]
     environments = [run.environment for run in runs]
     fig = style.figure(QUESTION, "", "", *style.captions(names, environments), height=560)
-    fig.set_subplots(2, 2, specs=[[{}, {}], [dict(colspan=2), None]], shared_yaxes=True, horizontal_spacing=0.04,
+    fig.set_subplots(2, 2, specs=[[{}, {}], [dict(colspan=2), None]], shared_yaxes=True, horizontal_spacing=0.08,
                      vertical_spacing=0.16, row_heights=[0.58, 0.42])
     curves = [_curves(run) for run in runs]
     for index, ((versions, seconds, losses), name) in enumerate(zip(curves, names, strict=True)):
@@ -49,7 +50,8 @@ def efficiency(baseline: Trace, *traces: Trace) -> go.Figure:
     if every.min() > 0.0:
         fig.update_yaxes(style.log_axis(every), row=1)
     clock = "time in virtual seconds" if {e.get("clock") for e in environments} == {"virtual"} else "time in seconds"
-    fig.update_xaxes(title_text="updates", row=1, col=1).update_xaxes(title_text=clock, row=1, col=2)
+    fig.update_xaxes(nticks=5, row=1).update_xaxes(title_text="updates", row=1, col=1)
+    fig.update_xaxes(title_text=clock, row=1, col=2)
     fig.update_yaxes(title_text="loss", row=1, col=1)
     fig.update_yaxes(title_text="times the baseline", row=2, rangemode="tozero")
     level, reached = same_loss([run.experiment.target_loss for run in runs], curves)
@@ -85,16 +87,20 @@ def same_loss(targets: list[float | None], curves: list[Curves]) -> tuple[float 
 
     The loss is None where the baseline, the first run, has not fallen below its start.
     """
-    fell = [losses.size > 1 and losses.min() < losses[0] for _, _, losses in curves]
-    if not fell or not fell[0]:
+    ends = [float(np.median(losses[-max(1, losses.size // 10) :])) if losses.size else np.inf
+            for _, _, losses in curves]
+    fell = [end < losses[0] if losses.size else False for end, (_, _, losses) in zip(ends, curves, strict=True)]
+    if not fell[0]:
         return None, [None for _ in curves]
-    lowest = max(losses.min() for (_, _, losses), good in zip(curves, fell, strict=True) if good)
-    target = targets[0] if len(set(targets)) == 1 and targets[0] is not None and targets[0] >= lowest else None
-    level = float(lowest if target is None else target)
+    level = max(end for end, good in zip(ends, fell, strict=True) if good)
+    shared, lowest = targets[0], max(losses.min() for (_, _, losses), good in zip(curves, fell, strict=True) if good)
+    if shared is not None and len(set(targets)) == 1 and shared >= lowest:
+        level = shared
     found: list[tuple[int, float] | None] = []
     for (versions, seconds, losses), good in zip(curves, fell, strict=True):
         first = int(np.argmax(losses <= level))
-        found.append((int(versions[first]), float(seconds[first])) if good and first and seconds[first] > 0 else None)
+        reached = good and first > 0 and seconds[first] > 0
+        found.append((int(versions[first]), float(seconds[first])) if reached else None)
     return (level, found) if found[0] else (None, found)
 
 

@@ -129,15 +129,15 @@ def floors(fig: go.Figure, experiments: Sequence[Experiment], environments: Sequ
             fig.add_shape(type="line", xref="paper", x0=0, x1=1, y0=floor.value, y1=floor.value, line=line)
     if not found:
         return []
-    reasons = list(dict.fromkeys(floor.because for floor, _ in found))
+    why = "stationary mean of the objective, " + "; ".join(dict.fromkeys(floor.because for floor, _ in found))
     description, each = fig.layout.meta["description"], "; ".join(text for _, text in found)
-    fig.layout.update(style.remark(fig, *(f"Noise floor (dotted): {why}." for why in reasons)))
-    style.describe(fig, f"{description} In theory the noise floor is {each} ({'; '.join(reasons)}).")
+    fig.layout.update(style.remark(fig, f"Noise floor (dotted): {why}."))
+    style.describe(fig, f"{description} In theory the noise floor is {each} ({why}).")
     top = max(floor.value for floor, _ in found)
     return [dict(text=f"noise floor {top:.3g}" if len({f.value for f, _ in found}) == 1 else "noise floors",
                  showarrow=False, xref="paper", x=0.01, xanchor="left", y=np.log10(top) if log else top, opacity=0.85,
                  yanchor="bottom", bgcolor=style.PAPER, font=dict(size=11, color=style.INK),
-                 hovertext="<br>".join(["theory:", *(text for _, text in found), *reasons]))]
+                 hovertext="<br>".join(["theory:", *(text for _, text in found), why]))]
 
 
 def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:

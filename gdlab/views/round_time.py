@@ -60,12 +60,12 @@ def round_time(*traces: Trace) -> go.Figure:
         unequal = [trace for trace in group if trace.experiment.speeds and len(set(trace.experiment.speeds)) > 1]
         curve = [] if len(unequal) == len(group) else _curve(group[0], most)
         crosses = [(trace.experiment.workers, found) for trace in unequal if (found := _of(trace, trace.experiment))]
-        for line, mode in ((curve, "lines"), (crosses, "markers")):
+        for line, mode, kind in ((curve, "lines", "theory"), (crosses, "markers", "theory, these speeds")):
             if line:
                 fig.add_scatter(
                     x=[n for n, _ in line], y=[found.value for _, found in line], mode=mode, legendgroup=str(index),
                     line=dict(color=colour, width=1.8), marker=dict(color=colour, symbol="x-thin-open", size=11),
-                    name=f"{name}, theory" if name else "theory", customdata=[found.because for _, found in line],
+                    name=f"{name}, {kind}" if name else kind, customdata=[found.because for _, found in line],
                     hovertemplate="theory, %{x} workers: %{y:.4g} s (%{customdata})<extra></extra>",
                 )
                 assumed[line[-1][1].because.replace(f"of {line[-1][0]}", "of all")] = None

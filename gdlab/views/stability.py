@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUESTION = "Which learning rates survive which delay?"
 NOTHING = "No run on a quadratic has applied an update yet."
 _FIXED = "the same delay for every gradient, no noise"
-_MEMORYLESS = "memoryless workers, delay = workers - 1 on average: above it E[x²] diverges"
+_MEMORYLESS = "of memoryless workers: above it E[x²] diverges"
 
 
 def stability(*traces: Trace, momentum: float = 0.0) -> go.Figure:
@@ -44,7 +44,7 @@ def stability(*traces: Trace, momentum: float = 0.0) -> go.Figure:
     if any(trace.experiment.compute_time.__class__ is Exponential for trace in traces if _quadratic(trace)):
         _line(fig, delays, [theory.max_stable_lr_memoryless(1.0, count) for count in counts], style.ORANGE, "dash",
               "limit, memoryless", _MEMORYLESS)
-        notes.append(f"Limit, memoryless: {_MEMORYLESS}.")
+        notes.append(f"Limit {_MEMORYLESS}.")
     if 0.0 in moments:
         _line(fig, delays, [theory.best_lr(1.0, delay) for delay in delays], style.GREEN, "dot", "fastest",
               f"converges fastest: {_FIXED}")
@@ -55,6 +55,7 @@ def stability(*traces: Trace, momentum: float = 0.0) -> go.Figure:
             fig.add_scatter(x=x, y=y, mode="markers", name=word, customdata=told,
                             marker=dict(color=colour, symbol=symbol, size=10, line=dict(width=1, color=style.PAPER)),
                             hovertemplate="%{customdata}<br>delay %{x:.3g}, rate × curvature %{y:.3g}<extra></extra>")
+    fig.layout.showlegend = True
     fig.layout.yaxis.update(type="log", tickformat="~g", dtick="D2" if most < 40 else None)
     fig.layout.update(style.remark(fig, *notes))
     if traces and not points:
