@@ -56,7 +56,7 @@ def round_time(*traces: Trace) -> go.Figure:
                               "<extra></extra>",
             )
             whose = f"{name}: " if name else ""
-            sentences += [f"{whose}{n} workers {kind} {s:.4g} s" for n, s in zip(x, y, strict=True)]
+            sentences += [f"{whose}{n} worker{'s' * (n > 1)} {kind} {s:.4g} s" for n, s in zip(x, y, strict=True)]
         unequal = [trace for trace in group if trace.experiment.speeds and len(set(trace.experiment.speeds)) > 1]
         curve = [] if len(unequal) == len(group) else _curve(group[0], most)
         crosses = [(trace.experiment.workers, found) for trace in unequal if (found := _of(trace, trace.experiment))]
