@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gdlab"
 # A small helper package: this number goes up only with a subject that the labs need.
-MOST_LINES = 8800
+MOST_LINES = 11500
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 NUMERIC = {"numpy", "scipy", "ml_dtypes"}
