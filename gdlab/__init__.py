@@ -31,7 +31,7 @@ _HOMES = {
     "gdlab.panel.progress": ("progress",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("theory", "views", "laws", "formats", "clipping")
+_MODULES = ("theory", "views", "laws", "formats", "clipping", "autodiff")
 
 __all__ = ["__version__", *sorted(_NAMES), *_MODULES]
 

@@ -83,10 +83,11 @@ def started_by_tests() -> list[psutil.Process]:
 
 
 def may_stay(process: psutil.Process) -> bool:
-    """Tell whether a process may live until this one ends: the zygote and Python's own helpers."""
+    """Tell whether a process may live until this one ends: the zygote, what torch serves, and Python's own helpers."""
     try:
         command = " ".join(process.cmdline())
-        return process.ppid() == os.getpid() and ("zygote" in command or "resource_tracker" in command)
+        helpers = ("zygote", "autodiff.serve", "resource_tracker")
+        return process.ppid() == os.getpid() and any(name in command for name in helpers)
     except psutil.Error:
         return True
 

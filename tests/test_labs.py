@@ -12,7 +12,7 @@ from gdlab.dashboard.catalogue import labs_in
 
 FOLDER = Path(__file__).resolve().parents[1] / "labs"
 LABS = sorted(FOLDER.glob("*.ipynb"))
-FULL = [path for path in LABS if path.name.startswith(("04", "05"))]
+FULL = [path for path in LABS if path.name.startswith(("04", "05", "07"))]
 THIN = [path for path in LABS if path not in FULL and not path.name.startswith("00")]
 WIDGETS = ("ipywidgets", "traitlets", "anywidget", "display(", "on_click", "observe(", "go.Figure", "gdlab.panel")
 
@@ -23,7 +23,8 @@ def cells(path: Path, kind: str) -> list[str]:
 
 def test_the_series_is_there_in_its_order() -> None:
     assert [path.stem for path in LABS] == [
-        "00_start", "01_workers", "02_stragglers", "03_staleness", "04_precision", "05_clipping"]  # fmt: skip
+        "00_start", "01_workers", "02_stragglers", "03_staleness", "04_precision", "05_clipping",
+        "07_autodiff"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)

@@ -52,9 +52,14 @@ LAYERS: dict[str, dict[str, set[str]]] = {
         "own": DESCRIPTION | {"formats", "clipping", "records", "trace", "theory", "expected", "views"},
         "lazy": {"tsdownsample"},
     },
+    "autodiff": {
+        "third": {"torch", "numpy", "plotly", "networkx"},
+        "own": {"autodiff", "views"},
+        "lazy": {"torch"},
+    },
     "panel": {
         "third": {"numpy", "plotly", "ipywidgets", "anywidget", "traitlets", "IPython", "tsdownsample", "pydantic"},
-        "own": DESCRIPTION | {"trace", "theory", "views", "backends", "panel", "clipping", "formats"},
+        "own": DESCRIPTION | {"trace", "theory", "views", "backends", "panel", "clipping", "formats", "autodiff"},
         "lazy": {"kaleido"},
     },
 }
