@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from gdlab.views import style
+from gdlab.views.bytes_sent import QUESTION as BYTES_SENT
+from gdlab.views.bytes_sent import bytes_sent
 from gdlab.views.clip import QUESTION as CLIP
 from gdlab.views.clip import VECTORS, clip, clip_vectors
 from gdlab.views.exponents import QUESTION as EXPONENTS
@@ -33,10 +35,11 @@ REDRAWN: dict[str, tuple[Callable[..., go.Figure], str]] = {
     "formats": (formats, FORMATS),
     "clip": (clip, CLIP),
     "clip_vectors": (clip_vectors, VECTORS),
+    "bytes_sent": (bytes_sent, BYTES_SENT),
 }
 """Each such view's name -> the function that draws it, and the question that it answers."""
 
-SEVERAL = ("lost_updates", "formats", "clip")
+SEVERAL = ("lost_updates", "formats", "clip", "bytes_sent")
 """Those that show runs side by side; the others show the first."""
 
 LEAST_PAUSE_S, SHARE = 0.5, 0.25
