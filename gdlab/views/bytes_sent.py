@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 QUESTION = "How much is sent for how much descent?"
 NOTHING = "Nothing has been sent yet: one worker alone sends nothing over an all-reduce, or in virtual time."
-NOT_COUNTED = "this trace does not say how many bytes were sent"
+NOT_COUNTED = "This trace does not say how many bytes were sent."
 
 
 def bytes_sent(*traces: Trace) -> go.Figure:
@@ -34,7 +34,7 @@ def bytes_sent(*traces: Trace) -> go.Figure:
         rows, losses, versions = trace.pushes, np.asarray(trace.losses), np.asarray(trace.path_versions)
         total = sent_by_version(rows)
         if np.isnan(total).any():
-            notes.append(f"{name}: {NOT_COUNTED}." if name else f"{NOT_COUNTED[0].upper()}{NOT_COUNTED[1:]}.")
+            notes.append(f"{name}: t{NOT_COUNTED[1:]}" if name else NOT_COUNTED)
             continue
         known = (versions < total.size)[: losses.size]  # a run that goes on may have grown between the two looks
         at, losses = total[versions[: known.size][known]], losses[: known.size][known]
