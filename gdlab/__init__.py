@@ -28,6 +28,7 @@ _HOMES = {
     "gdlab.panel": ("Playground",),
     "gdlab.panel.predict": ("predict",),
     "gdlab.panel.check": ("check",),
+    "gdlab.panel.goal": ("goal",),
     "gdlab.panel.progress": ("progress",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}

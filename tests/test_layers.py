@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gdlab"
 # A small helper package: this number goes up only with a subject that the labs need.
-MOST_LINES = 8800
+MOST_LINES = 11500
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 NUMERIC = {"numpy", "scipy", "ml_dtypes"}
@@ -32,6 +32,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     "parts": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": {"cloudpickle"}},
     "communication": {"third": set(), "own": BASE, "lazy": set()},
     "experiment": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": set()},
+    "expected": {"third": {"numpy"}, "own": DESCRIPTION | {"theory", "formats"}, "lazy": set()},
     "records": {"third": {"numpy"}, "own": {"records"}, "lazy": set()},
     "reading": {"third": {"numpy"}, "own": DESCRIPTION | {"records"}, "lazy": set()},
     "following": {"third": {"numpy"}, "own": {"records", "reading"}, "lazy": set()},
@@ -49,7 +50,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     },
     "views": {
         "third": {"numpy", "plotly"},
-        "own": DESCRIPTION | {"formats", "clipping", "records", "trace", "theory", "views"},
+        "own": DESCRIPTION | {"formats", "clipping", "records", "trace", "theory", "expected", "views"},
         "lazy": {"tsdownsample"},
     },
     "panel": {

@@ -20,7 +20,7 @@ from gdlab.views import live, style, timeline, what_differs
 from gdlab.views.downsample import Thinned, every, line
 from gdlab.views.trajectory import NO_PLANE, NOW, PATH, READS, START, _sentence, levels
 
-VIEWS = {name: gd.views.VIEWS[name] for name in USUAL}
+VIEWS = {name: gd.views.VIEWS[name] for name in (*USUAL, "round_time", "stability", "efficiency")}
 
 
 def words(fig: go.Figure) -> str:
@@ -423,7 +423,7 @@ def follow(name: str, trace: gd.Trace, size: int) -> tuple[dict, list[list[dict]
     return state, frames
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", USUAL)
 @pytest.mark.parametrize("run", ["asynchronous", "synchronous", "large"])
 def test_a_live_chart_ends_with_the_points_of_the_finished_figure(name, run, request):
     trace = request.getfixturevalue(run)
@@ -440,7 +440,7 @@ def test_a_live_chart_ends_with_the_points_of_the_finished_figure(name, run, req
     assert not any(note.get("name") == "message" for note in state["layout"].get("annotations", ()))
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", USUAL)
 def test_a_frame_costs_a_bounded_number_of_points_however_long_the_run(name, tmp_path):
     trace = made(tmp_path / "run", gd.Experiment(gd.Ravine(), strategy=gd.Async(), clip=10.0, updates=4000), 4000)
     state, frames = follow(name, trace, 40)
@@ -452,7 +452,7 @@ def test_a_frame_costs_a_bounded_number_of_points_however_long_the_run(name, tmp
         assert len(drawn.get("x", ())) <= 1000
 
 
-@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("name", USUAL)
 def test_a_frame_in_which_nothing_happened_changes_nothing(name, asynchronous):
     view = live.make([name], asynchronous.experiment, asynchronous.environment)[name]
     nothing = Follower(Path("/nowhere")).read()

@@ -18,19 +18,6 @@ def message_bytes(format: str) -> float:
     return 4.0 if format == "tf32" else formats.facts(format).bits / 8
 
 
-def ring_bytes(nbytes: float, ranks: int) -> float:
-    """Return how many bytes each rank sends in a ring all-reduce of `nbytes`: 2 (N - 1) / N times as many.
-
-    Patarasuk & Yuan 2009, which is optimal. The mean of the ranks, where pieces of unequal size go round.
-    """
-    return 2 * (ranks - 1) * nbytes / ranks
-
-
-def gather_bytes(nbytes: float, ranks: int) -> float:
-    """Return how many bytes each rank sends in a ring all-gather of messages of `nbytes`: N - 1 of them."""
-    return (ranks - 1) * nbytes
-
-
 class Costs(NamedTuple):
     """What communication takes, in virtual seconds and in bytes; nothing for one worker."""
 
@@ -60,6 +47,6 @@ class Costs(NamedTuple):
                        whole)
         if gathers(exp):
             gather_s = (ranks - 1) * (latency_s + nbytes * byte_s)
-            return cls(0.0, 0.0, 0.0, gather_s, gather_bytes(nbytes, ranks), 0.0)
+            return cls(0.0, 0.0, 0.0, gather_s, theory.gathered_bytes(nbytes, ranks), 0.0)
         ring_s = theory.allreduce_time(nbytes, ranks, latency_s, byte_s)
-        return cls(0.0, 0.0, 0.0, ring_s, ring_bytes(nbytes, ranks), 0.0)
+        return cls(0.0, 0.0, 0.0, ring_s, theory.ring_bytes(nbytes, ranks), 0.0)

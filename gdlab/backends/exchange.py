@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from gdlab.backends.costs import gather_bytes, ring_bytes
+from gdlab import theory
 from gdlab.backends.group import Group
 from gdlab.backends.topology import gathers
 from gdlab.descent.compression import after, compressor_of
@@ -47,7 +47,7 @@ class AllReduce:
         if self._buffer is None:
             self._flags = len(flags)
             self._buffer = torch.zeros(push.grad.numel() + len(flags), dtype=push.grad.dtype, device=push.grad.device)
-            self.bytes_sent = ring_bytes(push.grad.numel() * push.grad.element_size(), self._group.size)
+            self.bytes_sent = theory.ring_bytes(push.grad.nbytes, self._group.size)
         self._buffer[: -self._flags] = self._store.contribution(push)
         self._buffer[-self._flags :] = torch.tensor(flags)
         self._group.sum(self._buffer)
@@ -68,7 +68,7 @@ class AllGather:
         self._changes = isinstance(exp.strategy, LocalSGD)
         self._pushes: list[Push] = []
         self._rows: list[torch.Tensor] = []
-        self.bytes_sent = gather_bytes(compressor.nbytes, group.size)
+        self.bytes_sent = theory.gathered_bytes(compressor.nbytes, group.size)
 
     def meet(self, push: Push, flags: list[bool]) -> list[float]:
         assert push.message is not None

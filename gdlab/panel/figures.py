@@ -18,7 +18,7 @@ from gdlab.views.redrawn import SEVERAL
 USUAL = ("trajectory", "loss", "loss_seconds", "timeline", "staleness", "grad_norm")
 """The figures of a panel that is not told which."""
 
-COMPARED = ("loss", "loss_seconds", "bytes_sent")
+COMPARED = ("loss", "loss_seconds", "round_time", "stability", "efficiency", "bytes_sent")
 """Figures that hold all runs that are ticked; the others show the last one, or those that went on side by side."""
 
 
@@ -69,8 +69,8 @@ class Figures:
     def compared(self, traces: Sequence[Trace], compared: Sequence[Trace]) -> dict[str, Any]:
         """Draw the figures that hold several runs: those of `traces` side by side (none: left as they are)."""
         drawn = {name: views.VIEWS[name](*compared) for name in self.names if name in COMPARED}
-        return drawn | {name: views.VIEWS[name](*traces) for name in self.names
-                        if name in SEVERAL and name not in COMPARED and traces}
+        beside = [name for name in self.names if name in SEVERAL and name not in drawn and traces]
+        return drawn | {name: views.VIEWS[name](*traces) for name in beside}
 
     def show(self, figures: Mapping[str, Any]) -> None:
         """Put figures in place of those on the page."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -27,12 +27,13 @@ class Playground:
     `backend` is where Run computes: "local" (real worker processes, the default) or "virtual". A link opened in Voila
     sets the experiment in place of `exp`. Nothing runs before a person presses Run or code calls `run_once`;
     Run waits until each prediction of `predict` (one or several of gd.predict), shown above, is committed.
-    With `variants`, each a mapping of settings to their values ({"clip": 1.0}), Run starts one run of each at once.
+    With `variants`, each a mapping of settings to their values ({"clip": 1.0}), Run starts one run of each at once;
+    with `baseline` also one of a single worker. `on_run` is called with the traces of each run that has ended.
     """
 
     def __init__(self, exp: Experiment | None = None, show: Iterable[str] | None = None,
                  backend: str | None = None, figures: Iterable[str] | None = None, predict: Any = (),
-                 variants: Sequence[Mapping[str, Any]] = ()) -> None:
+                 variants: Sequence[Mapping[str, Any]] = (), baseline: bool = False) -> None:
         if backend is not None and backend not in controls.BACKENDS:
             raise ExperimentError(f"backend = {backend!r} is not known: it must be one of "
                                   f"{', '.join(controls.BACKENDS)}.")
@@ -41,7 +42,8 @@ class Playground:
         self._updates, self._seconds = 0, 0.0
         self._environment: dict[str, Any] = {}
         self._latest: list[Trace] = []
-        self._start, self._variants = start, _settings(variants)
+        self._start, self._variants, self._baseline = start, _settings(variants), baseline
+        self.on_run: list[Callable[[list[Trace]], None]] = []
         self._varied = {name for variant in self._variants for name in variant}
         self._each(start)
         self._warmed = False
@@ -67,7 +69,9 @@ class Playground:
     def _each(self, experiment: Experiment) -> list[Experiment]:
         """Return the variants; what they set and leave is the page's own, whatever a link or an earlier run brought."""
         own = {name: getattr(self._start, name) for name in self._varied & set(Experiment.model_fields)}
-        return [experiment.replace(**own | variant) for variant in self._variants]
+        each = [experiment.replace(**own | variant) for variant in self._variants]
+        one = alone(each[0]) if self._baseline else None
+        return each if one is None or one in each else [*each, one]
 
     def _layout(self) -> Any:
         box = ipywidgets.Box
@@ -226,6 +230,8 @@ class Playground:
             self.export.name = run.folder.name
             for prediction in self._predictions:
                 prediction.ran()
+            for told in self.on_run:
+                told(self._latest)
         if run.state == "done":
             self.controls.fraction = 1.0
         self.controls.say(_sentence(run.message), "error" if run.state == "failed" else "info")
@@ -249,6 +255,20 @@ class Playground:
 
         self.runner.later(make, lambda data: self.export.hand_over(kind, data, latest[0].folder),
                         lambda error: self.controls.say(f"No {kind} file: {error}", "error"))
+
+
+def alone(experiment: Experiment) -> Experiment | None:
+    """Return the baseline of an experiment: one worker, whose steps take as long, with nobody to wait for.
+
+    Where each worker has a minimum of its own, the one worker has their mean; None where curvatures differ too.
+    """
+    problem = experiment.problem
+    if len(rows := getattr(problem, "centers", None) or ()) > 1:
+        if problem.eigenvalue_rows is not None:
+            return None
+        center = tuple(sum(column) / len(rows) for column in zip(*rows, strict=True))
+        problem = problem.replace(centers=(center,))
+    return experiment.replace(problem=problem, workers=1, strategy="sync", speeds=None, shards=None)
 
 
 def _settings(variants: Any) -> list[dict[str, Any]]:

@@ -126,6 +126,22 @@ const comparison = () => {
   };
 };
 
+// A goal that runs are graded by: what each condition asks for and what the last run had.
+const goal = (model) => {
+  const list = make("ul", { class: "gd-conditions" });
+  const because = make("p", { class: "gd-because" });
+  return {
+    nodes: [make("p", { class: "gd-legend" }, make("b", {}, "Your experiment "), ...words(model.get("view").question)), list],
+    after: [because],
+    draw: (view) => {
+      list.replaceChildren(...view.conditions.map(({ text, met, was }) => make("li", { "data-met": String(met) },
+        `${met === null ? "○" : met ? "✓" : "✗"} ${text}`, was ? make("span", {}, `: the last run had ${was}`) : "")));
+      because.replaceChildren(...words(view.because ?? ""));
+      because.hidden = !view.because;
+    },
+  };
+};
+
 // The name under which this browser keeps its reader's answers apart from other readers' on the same server.
 const reader = () => {
   try {
@@ -171,12 +187,12 @@ export default {
   initialize: hello,
   render({ model, el }) {
     const { mode } = model.get("view");
-    const kinds = { predict: question, check: question, compare: comparison, progress };
+    const kinds = { predict: question, check: question, compare: comparison, progress, goal };
     const part = kinds[mode](model);
     const status = make("p", { class: "gd-said", role: "status" });
     const box = make("section", { class: `gd-box gd-${mode}`, "data-lm-suppress-shortcuts": "true" });
     // What happened is said first and shown after; an answer is given first and judged after.
-    box.append(...(mode === "compare" ? [status, ...part.nodes] : [...part.nodes, status]));
+    box.append(...(mode === "compare" ? [status, ...part.nodes] : [...part.nodes, status, ...(part.after ?? [])]));
     el.append(box);
     const draw = () => {
       const view = model.get("view");

@@ -8,6 +8,7 @@ from typing import Any
 
 from gdlab.views.bytes_sent import bytes_sent
 from gdlab.views.clip import clip, clip_vectors
+from gdlab.views.efficiency import efficiency
 from gdlab.views.exponents import exponents
 from gdlab.views.formats import formats
 from gdlab.views.grad_norm import grad_norm
@@ -16,6 +17,8 @@ from gdlab.views.loss_scale import loss_scale
 from gdlab.views.lost_updates import lost_updates
 from gdlab.views.naming import what_differs
 from gdlab.views.number_line import number_line
+from gdlab.views.round_time import round_time
+from gdlab.views.stability import stability
 from gdlab.views.staleness import staleness
 from gdlab.views.style import themed
 from gdlab.views.timeline import timeline
@@ -28,6 +31,9 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "timeline": timeline,
     "staleness": staleness,
     "grad_norm": grad_norm,
+    "round_time": round_time,
+    "stability": stability,
+    "efficiency": efficiency,
     "number_line": number_line,
     "lost_updates": lost_updates,
     "exponents": exponents,
@@ -39,5 +45,6 @@ VIEWS: dict[str, Callable[..., Any]] = {
 }
 """Each view's name -> the function that draws it from a trace."""
 
-__all__ = ["VIEWS", "bytes_sent", "clip", "clip_vectors", "exponents", "formats", "grad_norm", "loss", "loss_scale",
-           "lost_updates", "number_line", "staleness", "themed", "timeline", "trajectory", "what_differs"]
+__all__ = ["VIEWS", "bytes_sent", "clip", "clip_vectors", "efficiency", "exponents", "formats", "grad_norm", "loss",
+           "loss_scale", "lost_updates", "number_line", "round_time", "stability", "staleness", "themed", "timeline",
+           "trajectory", "what_differs"]

@@ -61,10 +61,10 @@ def make(names: Iterable[str], experiment: Experiment, environment: Mapping[str,
     """
     makers: dict[str, Any] = {
         "trajectory": lambda: TrajectoryLines(experiment, environment),
-        "loss": lambda: LossLines(environment),
-        "loss_seconds": lambda: LossLines(environment, "seconds"),
+        "loss": lambda: LossLines(environment, experiment=experiment),
+        "loss_seconds": lambda: LossLines(environment, "seconds", experiment),
         "timeline": lambda: TimelineBars(experiment, environment),
-        "staleness": lambda: StalenessBars(experiment.workers, environment),
+        "staleness": lambda: StalenessBars(experiment, environment),
         "grad_norm": lambda: GradNormPoints(experiment, environment),
         **{name: partial(Redrawn, name, traces) for name in REDRAWN},
     }

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from gdlab import expected
 from gdlab.views import style
 from gdlab.views.downsample import MAX_POINTS, Thinned, every, line
 from gdlab.views.naming import what_differs
 
 if TYPE_CHECKING:
+    from gdlab.experiment import Experiment
     from gdlab.trace import Trace
 
 Clock = Literal["updates", "seconds"]
@@ -23,7 +25,10 @@ ZEROS = "Losses of exactly 0 lie below every logarithmic axis."
 
 
 def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
-    """Draw the full objective of one or more runs against updates or seconds; runs are named by what differs."""
+    """Draw the full objective of one or more runs against updates or seconds; runs are named by what differs.
+
+    Of noisy quadratics also the floor at which theory says that they settle, where it does.
+    """
     if clock not in _QUESTION:
         raise ValueError(f'clock = {clock!r} is not known: it must be "updates" or "seconds".')
     environments = [trace.environment for trace in traces]
@@ -53,7 +58,7 @@ def loss(*traces: Trace, clock: Clock = "updates") -> go.Figure:
         notes.append(ZEROS)
     fig.layout.update(style.remark(fig, *notes))
     style.describe(fig, " ".join([_QUESTION[clock], *sentences]))
-    fig.layout.annotations = _target(fig, traces)
+    fig.layout.annotations = _target(fig, traces) + floors(fig, [t.experiment for t in traces], environments, names)
     return fig if drawn else style.empty(fig, NOTHING)
 
 
@@ -112,6 +117,29 @@ def _target(fig: go.Figure, traces: Sequence[Trace]) -> list[dict[str, Any]]:
                  xanchor="right", yanchor="bottom", font=dict(size=11, color=style.MUTED))]
 
 
+def floors(fig: go.Figure, experiments: Sequence[Experiment], environments: Sequence[Mapping[str, Any]],
+           names: Sequence[str]) -> list[dict[str, Any]]:
+    """Draw where each run settles in theory, as a dotted line in its colour; returns the label."""
+    log, found = fig.layout.yaxis.type == "log", []
+    for index, (experiment, environment, name) in enumerate(zip(experiments, environments, names, strict=True)):
+        floor = expected.noise_floor(experiment, str(environment.get("clock")))
+        if floor is not None:
+            found.append((floor, f"{name}: {floor.value:.3g}" if name else f"{floor.value:.3g}"))
+            line = dict(color=RUN_COLOURS[index % len(RUN_COLOURS)], dash="dot", width=1.5)
+            fig.add_shape(type="line", xref="paper", x0=0, x1=1, y0=floor.value, y1=floor.value, line=line)
+    if not found:
+        return []
+    why = "stationary mean of the objective, " + "; ".join(dict.fromkeys(floor.because for floor, _ in found))
+    description, each = fig.layout.meta["description"], "; ".join(text for _, text in found)
+    fig.layout.update(style.remark(fig, f"Noise floor (dotted): {why}."))
+    style.describe(fig, f"{description} In theory the noise floor is {each} ({why}).")
+    top = max(floor.value for floor, _ in found)
+    return [dict(text=f"noise floor {top:.3g}" if len({f.value for f, _ in found}) == 1 else "noise floors",
+                 showarrow=False, xref="paper", x=0.01, xanchor="left", y=np.log10(top) if log else top, opacity=0.85,
+                 yanchor="bottom", bgcolor=style.PAPER, font=dict(size=11, color=style.INK),
+                 hovertext="<br>".join(["theory:", *(text for _, text in found), why]))]
+
+
 def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:
     known = np.flatnonzero(~np.isnan(losses))
     if not known.size:
@@ -124,7 +152,8 @@ def _sentence(name: str, versions: np.ndarray, losses: np.ndarray) -> str:
 class LossLines:
     """The loss while a run goes on: one line and its mini-batch points, both thinned."""
 
-    def __init__(self, environment: Mapping[str, Any], clock: Clock = "updates") -> None:
+    def __init__(self, environment: Mapping[str, Any], clock: Clock = "updates",
+                 experiment: Experiment | None = None) -> None:
         self._clock = clock
         self._line, self._points = Thinned(limit=1000), Thinned(limit=800)
         self._times = Thinned(limit=4000)
@@ -132,6 +161,8 @@ class LossLines:
         self._waiting = np.empty((2, 0))  # losses of later versions
         self._latest, self._log, self._empty, self._bad = -np.inf, True, True, ""
         self._base = base(clock, [environment], [""])
+        self._floors = floors(self._base, [experiment], [environment], [""]) if experiment else []
+        self._base.layout.annotations = self._floors
         self._span, self._labels = (np.inf, -np.inf), self._base.layout.yaxis.nticks
 
     def figure(self) -> go.Figure:
@@ -184,7 +215,7 @@ class LossLines:
         lowest = heights[heights != 0.0].min(initial=np.inf)  # a logarithmic axis leaves 0 out
         self._span = min(self._span[0], lowest), max(self._span[1], heights.max(initial=-np.inf))
         if self._empty and heights.size:
-            changes.update(style.filled())
+            changes.update(style.filled(self._floors))
         if self._log and lowest < 0.0:
             self._log = False
             changes["yaxis"] = {"type": "linear", "showticklabels": True}

@@ -13,6 +13,8 @@ from gdlab.views.bytes_sent import QUESTION as BYTES_SENT
 from gdlab.views.bytes_sent import bytes_sent
 from gdlab.views.clip import QUESTION as CLIP
 from gdlab.views.clip import VECTORS, clip, clip_vectors
+from gdlab.views.efficiency import QUESTION as EFFICIENCY
+from gdlab.views.efficiency import efficiency
 from gdlab.views.exponents import QUESTION as EXPONENTS
 from gdlab.views.exponents import exponents
 from gdlab.views.formats import QUESTION as FORMATS
@@ -23,6 +25,10 @@ from gdlab.views.lost_updates import QUESTION as LOST_UPDATES
 from gdlab.views.lost_updates import lost_updates
 from gdlab.views.number_line import NOTHING, number_line
 from gdlab.views.number_line import QUESTION as NUMBER_LINE
+from gdlab.views.round_time import QUESTION as ROUND_TIME
+from gdlab.views.round_time import round_time
+from gdlab.views.stability import QUESTION as STABILITY
+from gdlab.views.stability import stability
 
 if TYPE_CHECKING:
     from gdlab.trace import Trace
@@ -35,11 +41,14 @@ REDRAWN: dict[str, tuple[Callable[..., go.Figure], str]] = {
     "formats": (formats, FORMATS),
     "clip": (clip, CLIP),
     "clip_vectors": (clip_vectors, VECTORS),
+    "round_time": (round_time, ROUND_TIME),
+    "stability": (stability, STABILITY),
+    "efficiency": (efficiency, EFFICIENCY),
     "bytes_sent": (bytes_sent, BYTES_SENT),
 }
 """Each such view's name -> the function that draws it, and the question that it answers."""
 
-SEVERAL = ("lost_updates", "formats", "clip", "bytes_sent")
+SEVERAL = ("lost_updates", "formats", "clip", "round_time", "stability", "efficiency", "bytes_sent")
 """Those that show runs side by side; the others show the first."""
 
 LEAST_PAUSE_S, SHARE = 0.5, 0.25

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from gdlab import expected
 from gdlab.views import style
 
 if TYPE_CHECKING:
@@ -20,26 +21,46 @@ MAX_ROWS = 24
 STEPS = 12
 """Steps that are drawn of each worker, on average; each has up to three bars."""
 _COMPUTE, _WAIT, _COMMUNICATE, _DROPPED = range(4)
+_EXPECTED = 4
 _NAMES = ("compute", "wait", "communicate", "never applied")
 
 
 def timeline(trace: Trace) -> go.Figure:
-    """Draw the latest steps of each worker: compute, wait, communicate; dropped gradients are hatched."""
-    fig = base(trace.experiment, trace.environment)
+    """Draw the latest steps of each worker: compute, wait, communicate; dropped gradients are hatched.
+
+    On top, as long as theory says that a round lasts on average (the time from one update to the next), where it does.
+    """
+    parameters = trace.path.shape[1] if trace.path.size else None
+    fig = base(trace.experiment, trace.environment, parameters)
     rows = recent(trace.pushes, trace.experiment.workers)
     if not rows.size:
         return style.empty(fig, NOTHING)
-    for bar, change in zip(fig.data, bars(rows, trace.experiment), strict=True):
+    for bar, change in zip(fig.data, bars(rows, trace.experiment), strict=False):
         bar.update(change)
+    update = expected.update_seconds(trace.experiment, str(trace.environment.get("clock")), parameters)
+    if update:
+        fig.data[_EXPECTED].update(ruler(rows, trace.experiment, update.value))
     fig.data[_DROPPED].showlegend = bool(len(fig.data[_DROPPED].x))
     fig.layout.xaxis.range = window(rows)
-    return style.describe(fig, f"{QUESTION} {_shares(rows, trace.experiment)}")
+    return style.describe(fig, f"{QUESTION} {_shares(rows, trace.experiment)} {lasted(trace.pushes, update)}".strip())
 
 
-def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
-    """Return the empty figure, one bar trace a kind of segment."""
+def lasted(pushes: np.ndarray, update: expected.Expected | None) -> str:
+    """Say how long it took from one update to the next on average, and how long theory says."""
+    count, seconds = pushes["version"].max(initial=0), np.fmax.reduce(pushes["applied_s"], initial=0.0)
+    if count <= 0 or not np.isfinite(seconds):
+        return ""
+    theory = f", in theory {update.value:.4g} s ({update.because})" if update else ""
+    return f"From one update to the next it took {seconds / count:.4g} s on average{theory}."
+
+
+def base(experiment: Experiment, environment: Mapping[str, Any], parameters: int | None = None) -> go.Figure:
+    """Return the empty figure, one bar trace a kind of segment, and a line for theory's round where it is known."""
     rows = min(experiment.workers, MAX_ROWS)
+    update = expected.update_seconds(experiment, str(environment.get("clock")), parameters)
     lines = [style.caption(environment)]
+    if update:
+        lines.append(f"Theory: {update.value:.4g} s from one update to the next on average; {update.because}.")
     if rows < experiment.workers:
         lines.append(f"The first {rows} of {experiment.workers} workers.")
     unit = "virtual seconds" if environment.get("clock") == "virtual" else "seconds"
@@ -53,7 +74,14 @@ def base(experiment: Experiment, environment: Mapping[str, Any]) -> go.Figure:
     fig.data[_DROPPED].marker.update(
         line=dict(color=style.VERMILLION, width=1), pattern=dict(shape="/", fgcolor=style.VERMILLION, size=6)
     )
-    axis = dict(range=[rows - 0.5, -0.5], dtick=1 if rows <= 12 else 4, zeroline=False)
+    if update:
+        fig.add_scatter(
+            x=[], y=[], mode="lines+markers", name=f"theory: mean {'round' if together(experiment) else 'update'}",
+            line=dict(color=style.INK, width=2), marker=dict(symbol="line-ns-open", size=9, color=style.INK),
+            hovertemplate=f"theory: {update.value:.4g} s from one update to the next on average; {update.because}"
+                          "<extra></extra>",
+        )
+    axis = dict(range=[rows - 0.5, -0.95 if update else -0.5], dtick=1 if rows <= 12 else 4, zeroline=False)
     fig.layout.update(barmode="overlay", yaxis=axis)
     return fig
 
@@ -137,6 +165,18 @@ def bars(rows: np.ndarray, experiment: Experiment) -> list[dict[str, Any]]:
     return [dict(base=found[kind][0], x=found[kind][1], y=found[kind][2].astype(np.float64)) for kind in range(4)]
 
 
+def ruler(rows: np.ndarray, experiment: Experiment, seconds: float) -> dict[str, Any]:
+    """Return x and y of a line of that many seconds above the rows, from where a round that is drawn begins."""
+    shown = rows[drawn(rows)]
+    shown = shown[shown["version"] > 0]
+    if not shown.size:
+        return dict(x=np.empty(0), y=np.empty(0))
+    version = np.sort(shown["version"])[shown.size // 2]
+    chosen = shown[shown["version"] == version]
+    begin = float(np.nanmin(chosen["start_s"]) if together(experiment) else np.nanmax(chosen["applied_s"]))
+    return dict(x=np.array([begin, begin + seconds]), y=np.array([-0.72, -0.72]))
+
+
 def together(experiment: Experiment) -> bool:
     """Say whether an update waits for a round of gradients."""
     return type(experiment.strategy).__name__ in ("Sync", "LocalSGD")
@@ -156,6 +196,7 @@ class TimelineBars:
         self._experiment, self._environment = experiment, environment
         self._rows: np.ndarray | None = None
         self._empty = True
+        self._update = expected.update_seconds(experiment, str(environment.get("clock")))
 
     def figure(self) -> go.Figure:
         """Return the figure before the first step."""
@@ -173,6 +214,9 @@ class TimelineBars:
         ops: list[dict[str, Any]] = [
             {"op": "replace", "trace": i, **change} for i, change in enumerate(bars(self._rows, self._experiment))
         ]
+        if self._update:
+            line = ruler(self._rows, self._experiment, self._update.value)
+            ops.append({"op": "replace", "trace": _EXPECTED, **line})
         layout: dict[str, Any] = style.filled() if self._empty else {"xaxis": {}}
         layout["xaxis"]["range"], self._empty = window(self._rows), False
         return [*ops, {"op": "relayout", "layout": layout}]
