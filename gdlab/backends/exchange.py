@@ -5,8 +5,6 @@ Flags travel with the push, so that all ranks know the same of each other and le
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 from gdlab import theory
@@ -19,24 +17,11 @@ from gdlab.experiment import Experiment
 from gdlab.parts import LocalSGD
 
 
-class Exchange(Protocol):
-    """One step's exchange: first all learn of each other, then they apply what they have received."""
-
-    bytes_sent: float
-    """What this rank sent of its last push, without the flags and headers."""
-
-    def meet(self, push: Push, flags: list[bool]) -> list[float]:
-        """Exchange a push and some flags with all ranks; return how many ranks raised each flag.
-
-        The last flag: whether the push is not finite.
-        """
-
-    def apply(self, read: Read, found_inf: bool) -> Applied:
-        """Make one new version from what was exchanged; `found_inf`: whether any push was not finite."""
-
-
 class AllReduce:
-    """Sum what all ranks contribute, in the pushes' own format; the flags are the sum's last elements."""
+    """Sum what all ranks contribute, in the pushes' own format; the flags are the sum's last elements.
+
+    `bytes_sent`: what this rank sends for one push, without the flags and headers.
+    """
 
     def __init__(self, group: Group, store: Store) -> None:
         self._group, self._store = group, store
@@ -44,6 +29,7 @@ class AllReduce:
         self._flags, self.bytes_sent = 0, 0.0
 
     def meet(self, push: Push, flags: list[bool]) -> list[float]:
+        """Exchange a push and some flags with all ranks; return how many ranks raised each flag."""
         if self._buffer is None:
             self._flags = len(flags)
             self._buffer = torch.zeros(push.grad.numel() + len(flags), dtype=push.grad.dtype, device=push.grad.device)
@@ -54,6 +40,7 @@ class AllReduce:
         return self._buffer[-self._flags :].tolist()
 
     def apply(self, read: Read, found_inf: bool) -> Applied:
+        """Make one new version from what was exchanged; `found_inf`: whether any push was not finite."""
         assert self._buffer is not None
         return self._store.apply_sum(self._buffer[: -self._flags], found_inf, self._group.size)
 
@@ -71,6 +58,7 @@ class AllGather:
         self.bytes_sent = theory.gathered_bytes(compressor.nbytes, group.size)
 
     def meet(self, push: Push, flags: list[bool]) -> list[float]:
+        """Exchange a push and some flags, of which the last says that it is not finite; see AllReduce."""
         assert push.message is not None
         own = torch.cat([push.message, torch.tensor(flags, dtype=torch.uint8, device=push.message.device)])
         rows = self._group.gather(own)
@@ -80,6 +68,7 @@ class AllGather:
         return [float(sum(column)) for column in zip(*ends, strict=True)]
 
     def apply(self, read: Read, found_inf: bool) -> Applied:
+        """Make one new version from what was exchanged, whose own flags say what is not finite."""
         values = [self._compressor.decode(row) for row in self._rows]
         if self._changes:
             values = [after(read.params, value, self._compressor) for value in values]
@@ -87,6 +76,6 @@ class AllGather:
         return self._store.apply(pushes, [0] * len(pushes))
 
 
-def exchange_of(exp: Experiment, group: Group, store: Store, size: int) -> Exchange:
+def exchange_of(exp: Experiment, group: Group, store: Store, size: int) -> AllReduce | AllGather:
     """Return how the ranks of an experiment exchange their pushes of so many parameters."""
     return AllGather(group, store, exp, size) if gathers(exp) else AllReduce(group, store)
