@@ -15,8 +15,9 @@ _HOMES = {
     "gdlab.experiment": ("Experiment",),
     "gdlab.parts": (
         "Quadratic", "Ravine", "Saddle", "Cliff", "LinearRegression", "Digits", "Sequence", "Torch", "Opaque",
-        "Sync", "Async", "LocalSGD", "Precision", "Clip", "SGD", "AdamW", "Network",
+        "Sync", "Async", "LocalSGD", "Precision", "Clip", "SGD", "AdamW",
     ),
+    "gdlab.communication": ("Compression", "Network"),
     "gdlab.laws": (
         "Constant", "Exponential", "Gamma", "ShiftedExponential", "Uniform", "LogNormal", "Pareto", "Spike",
     ),

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
+from gdlab.communication import Compression, Network, compression_of
 from gdlab.laws import BLOCK, LAWS, AnyLaw, Constant
 from gdlab.part import ExperimentError, Part, knob
 from gdlab.parts import (
@@ -24,7 +25,6 @@ from gdlab.parts import (
     Async,
     Clip,
     Digits,
-    Network,
     Opaque,
     Precision,
     Sync,
@@ -93,6 +93,8 @@ class Experiment(Part):
     speeds: tuple[float, ...] | None = knob(None, label="speeds", group="stragglers",
                                             help="One relative speed a worker: 0.25 is four times slower")
     network: Network = knob(Network(), label="network", help="What a message costs", group="network")
+    compression: Annotated[Compression | None, BeforeValidator(compression_of)] = knob(
+        None, label="compression", help="What is sent of each push: all of it, or less", group="network")
     precision: Annotated[Precision, BeforeValidator(_precision)] = knob(
         Precision(), label="precision", help="In which number formats the run computes", group="precision")
     clip: Annotated[Clip | None, BeforeValidator(_clip)] = knob(
@@ -201,8 +203,9 @@ class Experiment(Part):
 
     @property
     def label(self) -> str:
-        """A short name: problem, workers, strategy, precision, clip."""
+        """A short name: problem, workers, strategy, precision, compression, clip."""
         text = f"{type(self.problem).__name__}, {self.workers} workers, {self.strategy!r}, {self.precision}"
+        text += f", {self.compression.name}" if self.compression else ""
         return text + (f", {self.clip!r}" if self.clip else "")
 
     # ---- round trips ----
@@ -254,19 +257,19 @@ class Experiment(Part):
                 value = _number_if_one(value)
             if not field:
                 if name in data and isinstance(data[name], dict) and isinstance(value, str):
-                    data[name] = {"kind": value, **data[name]}
+                    data[name] = {_chosen_by(name): value, **data[name]}
                 else:
                     data[name] = value
                 continue
             part = data.get(name, {})
             if isinstance(part, str):
-                part = {"kind": part}
+                part = {_chosen_by(name): part}
             if not isinstance(part, dict):
                 raise ExperimentError(f"The link sets {name} and {key}, which do not go together.")
             data[name] = {**part, field: value}
         for name, value in data.items():
             if isinstance(value, dict) and "kind" not in value and name in cls.model_fields:
-                default: Any = {"clip": Clip, "network": Network, "precision": Precision}.get(name)
+                default: Any = {"clip": Clip, "compression": Compression}.get(name)
                 default = default or type(cls.model_fields[name].default)
                 data[name] = {"kind": default.__name__, **value}
         return cls(**data)
@@ -299,13 +302,17 @@ def _flatten(pairs: dict[str, str], name: str, value: Any) -> None:
     if isinstance(value, Precision) and value.name:
         pairs[name] = value.name
     elif isinstance(value, Part):
-        pairs[name] = type(value).__name__
+        pairs[name] = value.method if isinstance(value, Compression) else type(value).__name__
         for field, info in type(value).model_fields.items():
             inner = getattr(value, field)
-            if field != "kind" and inner != info.default:
+            if field not in ("kind", "method") and inner != info.default:
                 pairs[f"{name}.{info.alias or field}"] = _text(inner)
     else:
         pairs[name] = _text(value)
+
+
+def _chosen_by(name: str) -> str:
+    return "method" if name == "compression" else "kind"
 
 
 def _text(value: Any) -> str:

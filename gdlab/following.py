@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gdlab.reading import ascending, numbered, read_shape, read_surface, split, tail, workers_of
-from gdlab.records import LOSS, RECORD, path_dtype
+from gdlab.reading import ascending, numbered, read_events, read_shape, read_surface, split, tail, workers_of
+from gdlab.records import LOSS, path_dtype
 
 
 @dataclass
@@ -42,11 +42,15 @@ class Follower:
         self._offsets[name] = offset + len(data)
         return np.frombuffer(data, dtype)
 
+    def _new_events(self, name: str) -> np.ndarray:
+        records, self._offsets[name] = read_events(self.folder / name, self._offsets.get(name, 0))
+        return records
+
     def read(self) -> Chunk:
         """Return what was appended since the last call."""
         files = sorted(file.name for file in self.folder.glob("events-*.bin"))
         self._workers = self._workers or workers_of(self.folder)
-        records = [self._new(name, RECORD) for name in files]
+        records = [self._new_events(name) for name in files]
         pushes, releases, _ = split(records, self._workers, self._records)
         self._records += sum(map(len, records))
         shape = read_shape(self.folder / "path.json")

@@ -332,17 +332,6 @@ class AdamW(Part):
     kind: Literal["AdamW"] = "AdamW"
 
 
-class Network(Part):
-    """Say what a message costs: latency_s + bytes * seconds_per_byte each way, and server_s per push at the server."""
-
-    latency_s: float = knob(0.0, label="latency", help="Time of an empty one", unit="s", group="network", ge=0, le=60)
-    seconds_per_byte: float = knob(0.0, label="time per byte", help="Inverse of the bandwidth", unit="s/byte",
-                                   group="network", ge=0, le=1)
-    server_s: float = knob(0.0, label="server time", help="Serial work of the server per push", unit="s",
-                           group="network", ge=0, le=60)
-    kind: Literal["Network"] = "Network"
-
-
 AnyProblem = Annotated[
     Quadratic | Ravine | Saddle | Cliff | LinearRegression | Digits | Sequence | Torch | Opaque,
     Field(discriminator="kind")]

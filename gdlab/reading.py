@@ -16,9 +16,11 @@ from gdlab.records import (
     KIND_PUSH,
     KIND_RELEASE,
     LOSS,
+    OLD_KINDS,
     PATH_LIMIT_BYTES,
     PUSH,
     RECORD,
+    RECORD_WITHOUT_BYTES,
     path_dtype,
     updates_dtype,
 )
@@ -26,6 +28,7 @@ from gdlab.records import (
 MOST_STEPS = 2**40
 """A run's steps and versions stay below."""
 MOST_SECONDS = 1e9
+MOST_BYTES = 2.0**60
 SLACK = 100_000
 """Versions cannot outnumber pushes; so many are let pass all the same, where a file is still behind another."""
 
@@ -103,6 +106,29 @@ def tail(file: Path, offset: int, itemsize: int) -> bytes:
     return data[: len(data) - len(data) % itemsize]
 
 
+def event_record(file: Path) -> np.dtype:
+    """Return the record that a file of events holds: RECORD, or the one of the time before bytes were counted."""
+    first = b""
+    if file.is_file():
+        with open(file, "rb") as opened:
+            first = opened.read(4)
+    return RECORD_WITHOUT_BYTES if int.from_bytes(first, "little") in OLD_KINDS else RECORD
+
+
+def read_events(file: Path, offset: int = 0) -> tuple[np.ndarray, int]:
+    """Return the whole records of a file of events from `offset` on, as RECORD, and where the next one begins."""
+    dtype = event_record(file)
+    data = tail(file, offset, dtype.itemsize)
+    records = np.frombuffer(data, dtype)
+    if dtype == RECORD_WITHOUT_BYTES:
+        old, records = records, np.zeros(len(records), RECORD)
+        records["bytes_sent"] = records["bytes_read"] = np.nan
+        for name in dtype.names or ():
+            records[name] = old[name]
+        records["kind"] = np.select([old["kind"] == kind for kind in OLD_KINDS], [*OLD_KINDS.values()], 0)
+    return records, offset + len(data)
+
+
 def numbered(folder: Path, name: str) -> dict[int, Path]:
     """Return a folder's files by the number in the place of the star of `name`, in the order of the numbers."""
     start, suffix = name.split("*")
@@ -125,6 +151,8 @@ def possible(pushes: np.ndarray, workers: int, records: int) -> np.ndarray:
         good &= (pushes[name] >= least) & (pushes[name] <= limit)
     for name in ("start_s", "computed_s", "applied_s", "released_s"):
         good &= ~(np.abs(pushes[name]) > MOST_SECONDS)  # NaN, where it is not known
+    for name in ("bytes_sent", "bytes_read"):
+        good &= ~((pushes[name] < 0) | (pushes[name] > MOST_BYTES))
     return good
 
 

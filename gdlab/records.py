@@ -21,12 +21,21 @@ PUSH = np.dtype([
     ("worker", "<i4"), ("step", "<i8"), ("read_version", "<i8"), ("version", "<i8"), ("staleness", "<i8"),
     ("start_s", "<f8"), ("computed_s", "<f8"), ("applied_s", "<f8"), ("released_s", "<f8"),
     ("loss", "<f8"), ("grad_norm", "<f8"), ("clip_scale", "<f8"), ("nonfinite", "<i8"),
-    ("loss_scale", "<f8"), ("lost_fraction", "<f8"),
+    ("loss_scale", "<f8"), ("lost_fraction", "<f8"), ("bytes_sent", "<f8"), ("bytes_read", "<f8"),
 ])
-"""One row a push, its whole life. Times in seconds since the last rank was ready; version -1: never applied."""
+"""One row a push, its whole life. Times in seconds since the last rank was ready; version -1: never applied.
+
+`bytes_sent`: what the worker sent for it, `bytes_read`: what it had received of the parameters before (0 over an
+all-reduce, where the others' pushes have rows of their own); without headers and flags; in virtual time what is charged
+for. Of a ring all-reduce 2 (N - 1) / N times the push, the mean of all ranks. NaN in a trace of the time before bytes
+were counted.
+"""
 
 RECORD = np.dtype([("kind", "<i4"), *PUSH.descr])
-KIND_PUSH, KIND_RELEASE = 1, 2
+KIND_PUSH, KIND_RELEASE = 3, 4
+RECORD_WITHOUT_BYTES = np.dtype(RECORD.descr[:-2])
+"""The record of the time before bytes were counted; its kinds are 1 and 2, by which a file is known."""
+OLD_KINDS = {1: KIND_PUSH, 2: KIND_RELEASE}
 LOSS = np.dtype([("version", "<i8"), ("loss", "<f8")])
 
 SAMPLES = 256
@@ -46,7 +55,7 @@ parameters the whole vector."""
 PATH_LIMIT_BYTES = 64 * 2**20
 FLUSH_EVERY_S = 0.1
 
-_pack = struct.Struct("<ii4q7dq2d").pack
+_pack = struct.Struct("<ii4q7dq4d").pack
 _pack_loss = struct.Struct("<qd").pack
 _NAN = math.nan
 
@@ -94,15 +103,16 @@ class EventWriter(Appender):
     def push(self, *, worker: int, step: int, read_version: int, version: int, staleness: int = 0, start_s: float,
              computed_s: float = _NAN, applied_s: float = _NAN, released_s: float = _NAN, loss: float = _NAN,
              grad_norm: float = _NAN, clip_scale: float = 1.0, nonfinite: int = 0, loss_scale: float = 1.0,
-             lost_fraction: float = _NAN) -> None:
+             lost_fraction: float = _NAN, bytes_sent: float = _NAN, bytes_read: float = _NAN) -> None:
         """Add one push: applied as `version`, or never (version -1)."""
         self.append(_pack(KIND_PUSH, worker, step, read_version, version, staleness, start_s, computed_s, applied_s,
-                          released_s, loss, grad_norm, clip_scale, nonfinite, loss_scale, lost_fraction))
+                          released_s, loss, grad_norm, clip_scale, nonfinite, loss_scale, lost_fraction, bytes_sent,
+                          bytes_read))
 
     def release(self, worker: int, step: int, released_s: float) -> None:
         """Add the moment at which the worker of an earlier push could go on."""
         self.append(_pack(KIND_RELEASE, worker, step, 0, 0, 0, _NAN, _NAN, _NAN, released_s, _NAN, _NAN, 1.0, 0, 1.0,
-                          _NAN))
+                          _NAN, 0.0, 0.0))
 
 
 def path_dtype(parameters: int, dtype: str) -> np.dtype:

@@ -16,7 +16,9 @@ from gdlab.following import Chunk, Follower
 from gdlab.part import ExperimentError
 from gdlab.reading import (
     TraceError,
+    event_record,
     numbered,
+    read_events,
     read_exponents,
     read_json,
     read_losses,
@@ -26,13 +28,11 @@ from gdlab.reading import (
     read_surface,
     read_updates,
     split,
-    tail,
     workers_of,
 )
 from gdlab.records import (
     EXPONENTS,
     PUSH,
-    RECORD,
     EventWriter,
     ExponentWriter,
     LocalPathWriter,
@@ -123,7 +123,7 @@ class Trace:
 
     def _read_pushes(self) -> tuple[np.ndarray, int]:
         files = self._events
-        records = [np.frombuffer(tail(file, 0, RECORD.itemsize), RECORD) for file in files]
+        records = [read_events(file)[0] for file in files]
         pushes, releases, left_out = split(records, workers_of(self.folder))
         if len(releases) and len(pushes):
             keys, wanted = (rows["worker"].astype("i8") << 40 | rows["step"] for rows in (pushes, releases))
@@ -146,7 +146,7 @@ class Trace:
     @property
     def torn(self) -> int:
         """How many files end in the middle of a record: the mark of a process that was killed while it wrote."""
-        return sum(file.stat().st_size % RECORD.itemsize > 0 for file in self._events)
+        return sum(file.stat().st_size % event_record(file).itemsize > 0 for file in self._events)
 
     @property
     def _path(self) -> np.ndarray | None:
@@ -213,7 +213,9 @@ class Trace:
         """Return the figures of the run as a dict; times in seconds, NaN or None where there is nothing to say.
 
         `underflow`: the share of gradient values that a narrow format took to 0 (NaN where none was looked for);
-        `lost_fraction`: the share of updates that did not reach the weights, by underflow or by rounding.
+        `lost_fraction`: the share of updates that did not reach the weights, by underflow or by rounding;
+        `bytes`: what all workers sent for their pushes, the dropped ones too; `bytes_read`: the parameters that a
+        server sent back (NaN for a trace of the time before bytes were counted).
         """
         rows, experiment = self.applied, self.experiment
         final = {name: value for name, value in (read_json(self.folder / "final.json") or {}).items()
@@ -248,6 +250,8 @@ class Trace:
             "skipped": len(np.unique(rows["version"][skipped])),
             "underflow": underflow,
             "lost_fraction": lost,
+            "bytes": float(self.pushes["bytes_sent"].sum()),
+            "bytes_read": float(self.pushes["bytes_read"].sum()),
         }
 
     # ---- exports ----

@@ -56,3 +56,33 @@ def fails():
 
 
 not_a_function = 3
+
+
+class Slopes(nn.Module):
+    """Many copies of x / 4 on a line: the slope that a step sees of each is 4 with probability 1/4, else -1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(400))
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        return self.x * torch.where(torch.rand(self.x.shape) < 0.25, 4.0, -1.0)
+
+
+def slopes():
+    return Slopes(), torch.sum, torch.ones(1)
+
+
+class Crease(nn.Module):
+    """|x1 + x2| / 2 + |x1 - x2|, started at (1.505, 0.5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([1.505, 0.5], dtype=torch.float64))
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        return (self.x[0] + self.x[1]).abs() / 2 + (self.x[0] - self.x[1]).abs()
+
+
+def crease():
+    return Crease(), torch.sum, torch.ones(1, dtype=torch.float64)

@@ -31,6 +31,11 @@ PRECISIONS = st.one_of(
 CLIPS = st.one_of(st.none(), st.floats(0.001, 100), st.builds(gd.Clip, value=st.floats(0.1, 9)),
                   st.builds(gd.Clip, adaptive=st.floats(0.1, 9), where=st.just("average")))
 
+COMPRESSIONS = st.one_of(
+    st.none(), st.sampled_from(["topk", "sign", "fp8", "bf16"]),
+    st.builds(gd.Compression, st.sampled_from(["topk", "sign", "fp8", "bf16"]), st.floats(0.001, 1), st.booleans(),
+              st.sampled_from(["auto", "mean", "one"])))
+
 
 @st.composite
 def experiments(draw):
@@ -38,7 +43,8 @@ def experiments(draw):
     return gd.Experiment(
         workers=workers, problem=draw(PROBLEMS), strategy=draw(STRATEGIES), compute_time=draw(LAWS),
         speeds=draw(st.none() | st.tuples(*[st.floats(0.01, 10)] * workers)),
-        precision=draw(PRECISIONS), clip=draw(CLIPS), seed=draw(st.integers(0, 2**63 - 1)),
+        precision=draw(PRECISIONS), clip=draw(CLIPS), compression=draw(COMPRESSIONS),
+        seed=draw(st.integers(0, 2**63 - 1)),
         optimizer=draw(st.builds(gd.SGD, st.floats(0, 10), st.floats(0, 0.99)) | st.just(gd.AdamW(0.01))),
         batch_size=draw(st.none() | st.integers(1, 99)), seconds=draw(st.none() | st.floats(0.1, 99)),
         network=draw(st.builds(gd.Network, st.floats(0, 1))))
@@ -80,6 +86,8 @@ def test_a_learning_rate_out_of_place_gets_one_sentence_that_names_it(value):
     ({"problem": "mnist"}, "Quadratic, Ravine"),
     ({"precision": "fp9"}, "mixed_bf16"),
     ({"clip": -1}, "norm = -1"),
+    ({"compression": "zip"}, "must be one of topk, sign, fp8, bf16"),
+    ({"compression": {"kind": "Compression", "fraction": 0}}, "compression: fraction = 0"),
     ({"updates": None}, "needs an end"),
     ({"speeds": (1, 1)}, "2 speeds but workers = 4"),
     ({"shards": (0.5, 0.5)}, "2 shards but workers = 4"),
@@ -102,6 +110,7 @@ def test_what_cannot_be_is_said_in_one_sentence(given_, says):
     "workers=0", "workers=abc", "workers=4,4", "wrokers=4", "strategy=Gossip", "strategy=Async&strategy.foo=3",
     "strategy.batch=2", "optimizer.lr=nan", "self=1", "cls=1", "args=1", "data=1", "problem.self=1",
     "strategy.cls=1", "%%%=&&&", "precision=fp32&precision.compute=fp16", "clip=-1", "speeds=1,1",
+    "compression=zip", "compression=topk&compression.method=sign&compression.foo=1", "compression.fraction=0",
 ])
 def test_a_bad_link_gets_one_sentence(query):
     with pytest.raises(gd.ExperimentError) as caught:

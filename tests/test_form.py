@@ -21,6 +21,7 @@ EXPERIMENTS = [
     gd.Experiment(speeds=(1, 1, 1, 1 / 3), compute_time=gd.ShiftedExponential(0.04, 0.02), updates=None, seconds=3.5),
     gd.Experiment(clip=gd.Clip(adaptive=0.02, where="average"), precision=gd.Precision(loss_scale=128.0)),
     gd.Experiment(problem=gd.LinearRegression(features=3), network=gd.Network(0.001, 1e-9), global_batch=64),
+    gd.Experiment(compression=gd.Compression("sign", error_feedback=False, scale="mean")),
     gd.Experiment(problem=gd.Torch("package.module:function"), batch_size=None, target_loss=0.1, seed=7),
 ]
 
@@ -118,7 +119,7 @@ def test_no_text_whatever_breaks_the_form(path: str, text: str) -> None:
 @pytest.mark.parametrize("message", [
     {}, {"set": 3, "text": "4"}, {"set": "workers", "text": 4}, {"set": "no", "text": ""},
     {"set": "workers.x", "text": "1"}, {"set": "strategy", "text": "Magic"}, {"set": "precision", "text": "fp7"},
-    {"set": "clip", "text": "scissors"},
+    {"set": "clip", "text": "scissors"}, {"set": "compression", "text": "zip"},
 ])  # fmt: skip
 def test_a_message_that_no_control_sends_changes_nothing(message: dict[str, Any]) -> None:
     form = Form(gd.Experiment())
@@ -222,3 +223,32 @@ def test_watchers_are_told_of_every_change() -> None:
     form.set("workers", "8")
     form.set("workers", "none")
     assert told[0] == "" and "none" in told[1]
+
+
+def test_a_compression_shows_only_the_settings_of_its_method_and_keeps_what_was_typed() -> None:
+    form = Form(gd.Experiment())
+    row = shown(form)["compression"]
+    assert row.text == "" and row.group == "network" and [option["value"] for option in row.options] == [
+        "", "topk", "sign", "fp8", "bf16"]
+    form.set("compression", "topk")
+    form.set("compression.fraction", "0.05")
+    form.set("compression.error_feedback", "false")
+    own = {path: row for path, row in shown(form).items() if path.startswith("compression.")}
+    assert set(own) == {"compression.fraction", "compression.error_feedback"} and own["compression.fraction"].scale
+    assert all(row.nested and row.group == "network" for row in own.values())
+    assert own["compression.error_feedback"].type == "switch"
+    form.set("compression", "sign")
+    assert {path for path in shown(form) if path.startswith("compression.")} == {
+        "compression.scale", "compression.error_feedback"}
+    form.set("compression", "")
+    assert form.experiment == gd.Experiment()
+    form.set("compression", "topk")
+    assert form.experiment.compression == gd.Compression("topk", 0.05, error_feedback=False)
+    form.set("compression.fraction", "2")
+    assert shown(form)["compression.fraction"].error and "from 0 (itself excluded) to 1" in form.error
+
+
+def test_a_lesson_that_shows_the_compression_shows_its_settings_too() -> None:
+    form = Form(gd.Experiment(compression="topk"), show=("compression",))
+    assert [row.path for row in form.rows] == ["compression", "compression.fraction", "compression.error_feedback"]
+    assert all(row.basic for row in form.rows)

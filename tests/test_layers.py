@@ -17,7 +17,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 NUMERIC = {"numpy", "scipy", "ml_dtypes"}
 BASE = {"part"}
-DESCRIPTION = {"part", "parts", "experiment", "laws"}
+DESCRIPTION = {"part", "parts", "communication", "experiment", "laws"}
 ARITHMETIC = {"formats", "loss_scaler", "clipping"}
 
 # Of a layer: the third-party packages and gdlab's own modules it may import. `lazy`: further packages
@@ -30,6 +30,7 @@ LAYERS: dict[str, dict[str, set[str]]] = {
     "clipping": {"third": NUMERIC, "own": {"formats"} | BASE, "lazy": {"torch"}},
     "part": {"third": {"pydantic", "pydantic_core", "annotated_types"}, "own": set(), "lazy": set()},
     "parts": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": {"cloudpickle"}},
+    "communication": {"third": set(), "own": BASE, "lazy": set()},
     "experiment": {"third": {"numpy", "pydantic"}, "own": DESCRIPTION, "lazy": set()},
     "expected": {"third": {"numpy"}, "own": DESCRIPTION | {"theory", "formats"}, "lazy": set()},
     "records": {"third": {"numpy"}, "own": {"records"}, "lazy": set()},

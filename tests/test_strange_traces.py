@@ -20,7 +20,7 @@ import gdlab as gd
 from gdlab import views
 from gdlab.following import Follower
 from gdlab.reading import MOST_STEPS, ascending
-from gdlab.records import KIND_PUSH, PUSH, RECORD
+from gdlab.records import KIND_PUSH, KIND_RELEASE, PUSH, RECORD
 from gdlab.trace import Trace, TraceError, write_surface
 
 EVENTS = "events-server.bin"
@@ -129,13 +129,13 @@ def test_whatever_bytes_events_hold_what_is_left_is_possible(folder: Path, seed:
     rows = np.zeros(50, RECORD)
     raw = rows.view("u1").reshape(50, -1)
     raw[:] = np.where(draws.random(raw.shape) < share, draws.integers(0, 256, raw.shape), raw)
-    rows["kind"] = draws.integers(0, 4, 50)
+    rows["kind"] = draws.integers(0, 6, 50)
     rows.tofile(folder / EVENTS)
     trace = Trace(folder)
     pushes = trace.pushes
     assert pushes.dtype == PUSH and ((pushes["worker"] >= 0) & (pushes["worker"] < 2)).all()
     assert (pushes["staleness"] >= 0).all() and (pushes["version"] <= 100_000).all()
-    assert trace.impossible >= (~np.isin(rows["kind"], (1, 2))).sum()
+    assert trace.impossible >= (~np.isin(rows["kind"], (KIND_PUSH, KIND_RELEASE))).sum()
     assert trace.path_seconds.shape == trace.path_versions.shape
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gdlab as gd
-from gdlab.backends import virtual
+from gdlab.backends import costs
 from gdlab.backends.virtual import simulate
 
 ALONE = {
@@ -321,8 +321,8 @@ def test_a_run_that_diverges_says_so_with_infinities_and_ends(run):
 
 
 def test_bytes_on_the_wire_follow_the_format():
-    assert [virtual.message_bytes(name) for name in ("fp64", "fp32", "tf32", "bf16", "fp8_e4m3")] == [8, 4, 4, 2, 1]
-    assert virtual.message_bytes("Float(5, 2)") == 1
+    assert [costs.message_bytes(name) for name in ("fp64", "fp32", "tf32", "bf16", "fp8_e4m3")] == [8, 4, 4, 2, 1]
+    assert costs.message_bytes("Float(5, 2)") == 1
 
 
 def test_many_workers_make_a_few_updates(run):

@@ -18,7 +18,7 @@ from gdlab.backends.failures import RankFailed
 from gdlab.backends.launcher import current_launcher
 from gdlab.backends.runs import Run, new_folder, show_progress, taken
 from gdlab.backends.shared_state import SharedState
-from gdlab.backends.topology import check, needs_server, topology_of
+from gdlab.backends.topology import check, gathers, needs_server, topology_of
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.parts import Opaque
@@ -108,7 +108,7 @@ def _short_name(experiment: Experiment) -> str:
 def _environment(experiment: Experiment, backend: str) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     order = "arrival"
-    if backend == "virtual" or needs_server(experiment):
+    if backend == "virtual" or needs_server(experiment) or gathers(experiment):
         order = "ranks" if type(experiment.strategy).__name__ != "Async" else "arrival"
         order = experiment.reduce_order + f", in order of {order}"
     elif experiment.workers > 1:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(days=7)
 """A rank may wait for another's step for as long as it lasts: who is silent is told by the heartbeat, not here."""
 
-_SUM, _MAX = 1, 2
-_DTYPES = {torch.float64: 1, torch.float32: 2, torch.float16: 3, torch.bfloat16: 4}
+_SUM, _MAX, _GATHER = 1, 2, 3
+_DTYPES = {torch.float64: 1, torch.float32: 2, torch.float16: 3, torch.bfloat16: 4, torch.uint8: 5}
 
 
 class Group:
@@ -47,6 +47,18 @@ class Group:
         tensor = torch.tensor([seconds], dtype=torch.float64, device=self._device)
         self._reduce(tensor, _MAX, dist.ReduceOp.MAX)
         return tensor.item()
+
+    def gather(self, row: torch.Tensor) -> list[torch.Tensor]:
+        """Return all ranks' tensors, which have the same shape, in rank order."""
+        rows = [torch.empty_like(row) for _ in range(self.size)]
+        if self.size == 1:
+            return [row]
+        self._slot.collective(_GATHER, row.numel(), _DTYPES[row.dtype])
+        try:
+            dist.all_gather(rows, row)
+        except RuntimeError as error:
+            raise _lost(error, "an all-gather failed") from error
+        return rows
 
     def _reduce(self, tensor: torch.Tensor, code: int, operation: dist.ReduceOp.RedOpType) -> None:
         if self.size == 1:

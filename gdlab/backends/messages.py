@@ -18,7 +18,7 @@ from gdlab.descent.worker import Push, Read
 READY, PUSH, DROPPED, READ, CANCEL, STOP = range(1, 7)
 
 _HEADER = struct.Struct("<4q7d")
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
 class Message(NamedTuple):
@@ -45,7 +45,8 @@ class Channel:
     def __init__(self, descriptor: int, peer: str, size: int):
         self.connection = Connection(descriptor)
         self._peer = peer
-        self._out = bytearray(_HEADER.size + size * 8)
+        # The longest message: all values in fp64, each with an index of top-k, or one value and a scale.
+        self._out = bytearray(_HEADER.size + size * 12 + 8)
 
     def send(self, kind: int, step: int = 0, version: int = 0, nonfinite: int = 0, start: float = 0.0,
              computed: float = 0.0, loss: float = math.nan, grad_norm: float = math.nan, clip_scale: float = 1.0,
@@ -64,9 +65,10 @@ class Channel:
             raise PeerLost(f"{self._peer} closed its connection") from error
 
     def send_push(self, push: Push, start: float, computed: float, kind: int = PUSH) -> None:
-        """Send a push, or as DROPPED only its numbers."""
+        """Send a push, whole or compressed, or as DROPPED only its numbers."""
+        tensor = push.grad if push.message is None else push.message
         self.send(kind, push.step, push.read_version, push.nonfinite, start, computed, push.loss, push.grad_norm,
-                  push.clip_scale, push.loss_scale, push.grad if kind == PUSH else None)
+                  push.clip_scale, push.loss_scale, tensor if kind == PUSH else None)
 
     def send_read(self, read: Read) -> None:
         self.send(READ, version=read.version, loss_scale=read.loss_scale, tensor=read.params)

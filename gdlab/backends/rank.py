@@ -7,6 +7,8 @@ import time
 
 import torch
 
+from gdlab.backends.costs import Costs
+from gdlab.backends.exchange import exchange_of
 from gdlab.backends.failures import PeerLost
 from gdlab.backends.group import Group
 from gdlab.backends.job import Job, experiment_of, path_format
@@ -14,7 +16,6 @@ from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, PUSH, READY, STOP, Channel
 from gdlab.backends.pace import Pace
 from gdlab.backends.shared_state import SharedState, Slot
-from gdlab.backends.virtual import Costs
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.worker import Push, Read, Worker
@@ -22,7 +23,7 @@ from gdlab.parts import LocalSGD
 from gdlab.trace import EventWriter, ExponentWriter, LocalPathWriter, PathWriter, UpdateWriter
 
 VOTES = ("stop", "seconds", "target_loss", "nonfinite")
-"""What the extra elements of the reduced buffer say: how many ranks want to leave and why, or saw inf or NaN."""
+"""The flags that travel with a push: whether a rank wants to leave and why, or its push is not finite."""
 
 WAIT_S = 0.1
 
@@ -71,7 +72,7 @@ class Rank:
     # ---- over an all-reduce ----
 
     def descend(self) -> None:
-        """Descend on a replica of the parameters: every rank applies the same sum, so all stay equal."""
+        """Descend on a replica of the parameters: every rank applies the same pushes, so all stay equal."""
         experiment, index = self.experiment, self.job.index
         store = Store(experiment, self.problem)
         group = Group(self.job, self.slot, self.device)
@@ -87,25 +88,21 @@ class Rank:
         limits = Limits.of(experiment)
         limit = t0 + limits.seconds
         reason, step = "", 0
-        buffer: torch.Tensor | None = None
+        exchange = exchange_of(experiment, group, store, self.problem.size)
         while not reason:
             read = store.read(index)
             start = time.monotonic()
             push = self.compute(read, step)
             self.pace.sleep(self.pace.due(step, start), step)
             computed = time.monotonic()
-            if buffer is None:
-                buffer = torch.zeros(push.grad.numel() + len(VOTES), dtype=push.grad.dtype, device=push.grad.device)
-            buffer[:-len(VOTES)] = store.contribution(push)
-            buffer[-len(VOTES):] = torch.tensor([self.shared.stop, computed >= limit, self.shared.target_reached,
-                                                 push.nonfinite > 0])
-            group.sum(buffer)
+            votes = exchange.meet(push, [self.shared.stop, computed >= limit, self.shared.target_reached,
+                                         push.nonfinite > 0])
             self.pace.pass_time(self.costs.allreduce_s, step)
-            reason, found_inf = _count(buffer[-len(VOTES):].tolist())
+            reason, found_inf = _count(votes)
             if reason:
-                _write(events, push, start - t0, computed - t0)
+                _write(events, push, exchange.bytes_sent, start - t0, computed - t0)
                 break
-            applied = store.apply_sum(buffer[:-len(VOTES)], found_inf, group.size)
+            applied = exchange.apply(read, found_inf)
             if path:
                 path.append(applied.version, store.params)
             now = time.monotonic() - t0
@@ -113,8 +110,8 @@ class Rank:
                 reason = "nonfinite"
             elif applied.version >= limits.updates:
                 reason = "updates"
-            _write(events, push, start - t0, computed - t0, applied.version, now, math.nan if reason else now,
-                   applied.clip_scale, applied.lost_fraction)
+            _write(events, push, exchange.bytes_sent, start - t0, computed - t0, applied.version, now,
+                   math.nan if reason else now, applied.clip_scale, applied.lost_fraction)
             self.record(push)
             step += 1
         self.slot.enter("finishing", step, store.version)
@@ -141,8 +138,9 @@ class Rank:
             if message.kind == STOP:
                 return
             if message.kind == CANCEL:
-                continue  # For a step whose push was on its way already.
-            self.pace.pass_time(self.costs.message_s, step)
+                self.worker.take_back()
+                continue  # For the last step, whose push was on its way already, or was not sent.
+            self.pace.pass_time(self.costs.answer_s, step)
             start = time.monotonic()
             assert message.tensor is not None
             read = Read(message.tensor.to(self.device), message.version, message.loss_scale)
@@ -164,13 +162,14 @@ def _count(votes: list[float]) -> tuple[str, bool]:
     return reason, votes[-1] > 0
 
 
-def _write(events: EventWriter, push: Push, start_s: float, computed_s: float, version: int = -1,
+def _write(events: EventWriter, push: Push, bytes_sent: float, start_s: float, computed_s: float, version: int = -1,
            applied_s: float = math.nan, released_s: float = math.nan, clip_scale: float = 1.0,
            lost_fraction: float = math.nan) -> None:
     events.push(worker=push.worker, step=push.step, read_version=push.read_version, version=version,
                 start_s=start_s, computed_s=computed_s, applied_s=applied_s, released_s=released_s,
                 loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
-                nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction)
+                nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction,
+                bytes_sent=bytes_sent, bytes_read=0.0)
 
 
 def main(job: Job) -> None:

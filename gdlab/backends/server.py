@@ -6,13 +6,14 @@ import math
 import select
 import time
 
+from gdlab.backends.costs import Costs
 from gdlab.backends.failures import PeerLost
 from gdlab.backends.job import Job, experiment_of, path_format
 from gdlab.backends.limits import Limits
 from gdlab.backends.messages import CANCEL, DROPPED, READY, STOP, Channel, Message
 from gdlab.backends.pace import SLICE_S
 from gdlab.backends.shared_state import SharedState
-from gdlab.backends.virtual import Costs
+from gdlab.descent.compression import compressor_of
 from gdlab.descent.problems import build
 from gdlab.descent.store import Applied, Store
 from gdlab.descent.strategies import Decision, PushKey, machine
@@ -27,10 +28,10 @@ LAST_WORDS_S = 0.4
 class Step:
     """A step of a worker as the server knows it: when it was computed, and what came of it."""
 
-    __slots__ = ("computed_s", "push", "released_s", "start_s", "written")
+    __slots__ = ("bytes_sent", "computed_s", "push", "released_s", "start_s", "written")
 
-    def __init__(self, push: Push, start_s: float, computed_s: float):
-        self.push, self.start_s, self.computed_s = push, start_s, computed_s
+    def __init__(self, push: Push, start_s: float, computed_s: float, bytes_sent: int):
+        self.push, self.start_s, self.computed_s, self.bytes_sent = push, start_s, computed_s, bytes_sent
         self.released_s = math.nan
         self.written = False
 
@@ -57,6 +58,8 @@ class Server:
             self._poll.register(descriptor, select.POLLIN)
         self.limits = Limits.of(experiment)
         self._costs = Costs.of(experiment, self.problem.size)
+        self._compressor = compressor_of(experiment, self.problem.size)
+        self._bytes_read = self.store.params.nbytes
         self._received: dict[PushKey, Step] = {}
         self._last: list[Step | None] = [None] * experiment.workers
         self._busy = [False] * experiment.workers
@@ -143,9 +146,13 @@ class Server:
             self._look()
 
     def _step(self, rank: int, message: Message) -> Step:
-        push = Push(rank, message.step, message.version, message.tensor, message.loss, message.grad_norm,
+        received = message.tensor
+        bytes_sent = 0 if received is None else received.nbytes
+        if self._compressor is not None and received is not None:
+            received = self._compressor.decode(received)
+        push = Push(rank, message.step, message.version, received, message.loss, message.grad_norm,
                     message.clip_scale, message.nonfinite, message.loss_scale)
-        return Step(push, message.start - self.t0, message.computed - self.t0)
+        return Step(push, message.start - self.t0, message.computed - self.t0, bytes_sent)
 
     def _apply(self, decision: Decision) -> tuple[Applied, float]:
         pushes = [self._received[key].push for key in decision.apply]
@@ -192,7 +199,8 @@ class Server:
             worker=push.worker, step=push.step, read_version=push.read_version, version=version, staleness=staleness,
             start_s=step.start_s, computed_s=step.computed_s, applied_s=applied_s, released_s=step.released_s,
             loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
-            nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction)
+            nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction,
+            bytes_sent=step.bytes_sent, bytes_read=self._bytes_read)
 
     def _leave(self) -> None:
         """Send everybody home, record what was never applied, and close the files."""

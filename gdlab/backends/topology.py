@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gdlab.communication import summed_in_bf16
 from gdlab.experiment import Experiment
 from gdlab.part import ExperimentError
 from gdlab.parts import Async, Sync
@@ -33,6 +34,13 @@ def needs_server(experiment: Experiment) -> bool:
     """Tell whether the strategy needs a parameter server; otherwise the ranks meet in an all-reduce."""
     strategy = experiment.strategy
     return isinstance(strategy, Async) or (isinstance(strategy, Sync) and strategy.exchange == "server")
+
+
+def gathers(experiment: Experiment) -> bool:
+    """Tell whether the ranks' messages are compressed in a way that no all-reduce can sum: they are all-gathered."""
+    compression = experiment.compression
+    summed = needs_server(experiment) or summed_in_bf16(compression, experiment.strategy)
+    return compression is not None and not summed
 
 
 def topology_of(experiment: Experiment, backend: str) -> Topology:

@@ -8,17 +8,18 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from gdlab import formats, theory
+from gdlab.backends.costs import Costs
 from gdlab.backends.job import Job, experiment_of
 from gdlab.backends.limits import Limits
 from gdlab.backends.shared_state import SharedState
+from gdlab.backends.topology import needs_server
 from gdlab.descent.problems import build
 from gdlab.descent.store import Store
 from gdlab.descent.strategies import Decision, PushKey, machine
 from gdlab.descent.worker import Worker
-from gdlab.parts import Async, LocalSGD, Sync
+from gdlab.parts import LocalSGD
 from gdlab.trace import EventWriter, ExponentWriter, LocalPathWriter, PathWriter, Trace, UpdateWriter, write_run
 
 if TYPE_CHECKING:
@@ -37,35 +38,6 @@ LOOK_S = 0.05
 
 LOOK_EVERY = 1000
 """So many steps begin, at most, between two looks: where many workers are released at once."""
-
-
-def message_bytes(format: str) -> float:
-    """Return the bytes of one number on the wire."""
-    # A tf32 number is an fp32 word with some of its bits unused.
-    return 4.0 if format == "tf32" else formats.facts(format).bits / 8
-
-
-class Costs(NamedTuple):
-    """What communication takes in virtual seconds; nothing for one worker."""
-
-    message_s: float
-    """One message between a worker and the server, either way."""
-    server_s: float
-    """Serial work of the server on one push."""
-    allreduce_s: float
-    """Summing over all ranks, after the last one is ready."""
-
-    @classmethod
-    def of(cls, exp: Experiment, parameters: int) -> Costs:
-        """Work out the costs of an experiment with that many parameters."""
-        if exp.workers == 1:
-            return cls(0.0, 0.0, 0.0)
-        network = exp.network
-        nbytes = parameters * message_bytes(exp.precision.reduce)
-        if isinstance(exp.strategy, Async) or (isinstance(exp.strategy, Sync) and exp.strategy.exchange == "server"):
-            return cls(network.latency_s + nbytes * network.seconds_per_byte, network.server_s, 0.0)
-        ring_s = theory.allreduce_time(nbytes, exp.workers, network.latency_s, network.seconds_per_byte)
-        return cls(0.0, 0.0, ring_s)
 
 
 class Step:
@@ -89,7 +61,7 @@ class Simulation:
     """One experiment in virtual seconds.
 
     The heap holds one event a worker: the moment at which its gradient is ready, in the total order (time, priority,
-    rank). From then on nothing can overtake, since all messages cost the same and the server serves in order of
+    rank). From then on nothing can overtake, since all pushes cost the same and the server serves in order of
     arrival: so a push is served as soon as it is popped, at the moment that the queue gives. Priority is 0, except
     that a step which takes no time at all comes after everybody else of its instant, or nobody else would ever move.
     """
@@ -101,7 +73,7 @@ class Simulation:
         self.store = Store(exp, self.problem)
         self.workers = [Worker(exp, self.problem, rank) for rank in range(exp.workers)]
         self.machine = machine(exp.strategy, exp.workers)
-        self.costs = Costs.of(exp, self.problem.size)
+        self.costs, self.over_server = Costs.of(exp, self.problem.size), needs_server(exp)
         self.local_steps = exp.strategy.period if isinstance(exp.strategy, LocalSGD) else 0
         self.limits = Limits.of(exp)
         self.limit_s = self.limits.seconds
@@ -178,7 +150,7 @@ class Simulation:
         decision = self.machine.push(step.worker, step.number, step.read.version)
         self.now_s = served_s
         if not decision.apply:
-            self._release(decision, served_s + self.costs.message_s)
+            self._release(decision, served_s + self.costs.answer_s)
             return
         applied_s = served_s + self.costs.allreduce_s
         if applied_s > self.limit_s:
@@ -190,7 +162,7 @@ class Simulation:
         self.path.append(applied.version, self.store.params)
         self._end(applied)
         if not self.reason:
-            self._release(decision, applied_s + self.costs.message_s)
+            self._release(decision, applied_s + self.costs.answer_s)
         for step, staleness in zip(steps, decision.staleness, strict=True):
             self._write(step, applied.version, staleness, applied_s, applied.clip_scale, applied.lost_fraction)
 
@@ -241,13 +213,16 @@ class Simulation:
         push = step.push
         if push is None:
             self.events.push(worker=step.worker, step=step.number, read_version=step.read.version, version=-1,
-                             start_s=step.start_s, computed_s=step.computed_s, released_s=step.released_s)
+                             start_s=step.start_s, computed_s=step.computed_s, released_s=step.released_s,
+                             bytes_sent=0.0, bytes_read=self.costs.bytes_read)
             return
         self.events.push(
             worker=step.worker, step=step.number, read_version=step.read.version, version=version, staleness=staleness,
             start_s=step.start_s, computed_s=step.computed_s, applied_s=applied_s, released_s=step.released_s,
             loss=push.loss, grad_norm=push.grad_norm, clip_scale=push.clip_scale * clip_scale,
             nonfinite=push.nonfinite, loss_scale=push.loss_scale, lost_fraction=lost_fraction,
+            bytes_sent=self.costs.bytes_sent if version > 0 or self.over_server else 0.0,
+            bytes_read=self.costs.bytes_read,
         )
         # A blocked worker's last step lives on until its release; its tensors need not.
         step.push = None

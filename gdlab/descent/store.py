@@ -12,6 +12,7 @@ import torch
 
 from gdlab.clipping import apply_clip
 from gdlab.descent.arithmetic import NATIVE, carrier, cast
+from gdlab.descent.compression import push_format
 from gdlab.descent.problem import Problem
 from gdlab.descent.update import Updater
 from gdlab.descent.worker import Push, Read
@@ -52,7 +53,8 @@ class Store:
 
     def __init__(self, exp: Experiment, problem: Problem) -> None:
         self._problem, self._workers, self._combine = problem, exp.workers, exp.combine
-        self._reduce, self._rounded_sum = exp.precision.reduce, exp.precision.reduce not in NATIVE
+        self._reduce = push_format(exp)
+        self._rounded_sum = self._reduce not in NATIVE
         self._averages = isinstance(exp.strategy, LocalSGD)
         self._clip = exp.clip if exp.clips_at == "average" else None
         self._correction = exp.strategy.correction if isinstance(exp.strategy, Async) else "none"

@@ -10,6 +10,7 @@ import torch
 
 from gdlab.clipping import apply_clip
 from gdlab.descent.arithmetic import NATIVE, carrier, cast
+from gdlab.descent.compression import Sender, after, compressor_of, push_format
 from gdlab.descent.problem import Problem
 from gdlab.descent.update import Updater, reciprocal
 from gdlab.experiment import Experiment
@@ -38,15 +39,22 @@ class Push(NamedTuple):
     clip_scale: float
     nonfinite: int
     loss_scale: float
+    message: torch.Tensor | None = None
+    """The bytes that are sent instead of `grad`, from which that is read; None where it is not compressed."""
 
 
 class Worker:
-    """Compute one rank's pushes; keeps nothing between steps, but for local SGD, where the momentum is the worker's."""
+    """Compute one rank's pushes.
+
+    Keeps nothing between steps, but for local SGD, where the momentum is the worker's, and error feedback's residual.
+    """
 
     def __init__(self, exp: Experiment, problem: Problem, rank: int) -> None:
         self._exp, self._problem, self._rank = exp, problem, rank
         precision = exp.precision
-        self._reduce = precision.reduce
+        self._reduce = push_format(exp)
+        compressor = compressor_of(exp, problem.size)
+        self._sender = None if compressor is None else Sender(compressor, exp.compression.error_feedback)
         self._compute = precision.compute if problem.autocast is None else "fp32"
         self._round_compute = self._compute not in NATIVE
         self._same_reduce = carrier(self._compute) if self._reduce == self._compute in NATIVE else None
@@ -58,13 +66,27 @@ class Worker:
         self.watch: Callable[[int], bool] = lambda step: False
         """Which steps `sample` is asked about."""
         self._seen: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        self._whole: torch.Tensor | None = None
 
     def gradient(self, read: Read, step: int) -> Push:
-        """Return the push of one step: the gradient at what was read, unscaled, clipped, in the reduce format."""
+        """Return the push of one step: the gradient at what was read, unscaled, clipped, in the reduce format.
+
+        Or compressed: then `nonfinite` counts what is not finite once the residual was added, too.
+        """
         loss, grad, norm, scale, nonfinite = self._step(read.params, step, read.loss_scale)
-        if grad.dtype != self._same_reduce:
+        message = None
+        if self._sender is not None:
+            self._whole = grad
+            message, grad, bad = self._sender.send(grad)
+            nonfinite = max(nonfinite, bad)
+        elif grad.dtype != self._same_reduce:
             grad = cast(grad, self._reduce)
-        return Push(self._rank, step, read.version, grad, loss, norm, scale, nonfinite, read.loss_scale)
+        return Push(self._rank, step, read.version, grad, loss, norm, scale, nonfinite, read.loss_scale, message)
+
+    def take_back(self) -> None:
+        """Let error feedback forget the newest push, which was dropped."""
+        if self._sender is not None:
+            self._sender.take_back()
 
     def local_round(self, read: Read, step: int, visit: Callable[[int, torch.Tensor], None] | None = None) -> Push:
         """Return the push of one round of local SGD: the parameters after `period` steps of the worker's own.
@@ -86,10 +108,16 @@ class Worker:
                 updater.step(grad.to(updater.dtype), inner)
             if visit is not None:
                 visit(inner + 1, updater.params)
-        result = cast(updater.params, self._reduce)
-        if result is updater.params:
-            result = result.clone()
-        return Push(self._rank, step, read.version, result, loss, norm, scale, bad, read.loss_scale)
+        message = None
+        if self._sender is not None:
+            by = self._sender.compressor
+            message, change, _ = self._sender.send(updater.params.to(by.dtype) - read.params.to(by.dtype))
+            result = after(read.params, change, by)
+        else:
+            result = cast(updater.params, self._reduce)
+            if result is updater.params:
+                result = result.clone()
+        return Push(self._rank, step, read.version, result, loss, norm, scale, bad, read.loss_scale, message)
 
     def sample(self, push: Push, thorough: bool = True) -> tuple[torch.Tensor, int] | None:
         """Return the gradient of the newest push as the backward pass gave it; None if its step is not watched.
@@ -104,7 +132,8 @@ class Worker:
         if not (self._narrow and thorough):
             return grad, -1
         wide = self._problem.gradient(at if at.dtype == torch.float64 else at.float(), self._rank, step)[1]
-        return grad, int(torch.count_nonzero((push.grad == 0) & (wide != 0)))
+        pushed = push.grad if self._sender is None else cast(self._whole, self._reduce)
+        return grad, int(torch.count_nonzero((pushed == 0) & (wide != 0)))
 
     def _step(self, params: torch.Tensor, step: int, loss_scale: float
               ) -> tuple[float, torch.Tensor, float, float, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
+from gdlab.communication import METHODS
 from gdlab.experiment import Experiment
 from gdlab.part import Part, bounds_of, number
 from gdlab.parts import FORMATS, NAMED_PRECISIONS, Opaque, Precision, Torch
@@ -38,6 +39,7 @@ _SCALES = {
     "clip.normalised": (0.01, 100, True, None),
     "compute_time.mean": (0.001, 1, True, None), "compute_time.value": (0.001, 1, True, None),
     "problem.noise": (0, 5, False, 0.1), "network.latency_s": (0, 0.1, False, 0.001),
+    "compression.fraction": (0.001, 1, True, None),
 }
 
 _WORDS = {
@@ -55,17 +57,21 @@ _WORDS = {
     "mixed_fp16": "mixed fp16: fp32 weights, loss scaling", "mixed_bf16": "mixed bf16: fp32 weights",
     "norm": "by norm", "value": "by value", "adaptive": "adaptive: relative to the weights",
     "normalised": "normalised: all of one norm",
+    "topk": "top-k: the largest values", "sign": "signs: one bit a value", "fp8": "fp8: 8 bits a value",
     "allreduce": "all-reduce", "server": "parameter server", "worker": "each worker's gradient",
     "average": "the average", "delay_compensation": "delay compensation", "inverse": "lr / staleness",
 }
 _WHEN_OFF = {
     "compute_time": "as long as it really takes", "strategy.staleness_bound": "no bound", "batch_size": "all data",
     "seconds": "no limit", "updates": "no limit", "target_loss": "none", "clip": "no clipping", "speeds": "all equal",
+    "compression": "nothing is left out",
 }
 _WHEN_ON = {
     "strategy.staleness_bound": "3", "batch_size": "32", "seconds": "10", "updates": "200", "target_loss": "0.1",
     "global_batch": "128",
 }
+_ONLY_FOR = {"fraction": "topk", "scale": "sign"}
+"""Settings of a compression that matter for one method."""
 _CHOICES = {f"precision.{name}": FORMATS for name in ("compute", "weights", "reduce")}
 
 
@@ -237,7 +243,7 @@ def _below(row: Row, rows: list[Row]) -> bool:
 def _wanted(path: str, show: tuple[str, ...]) -> bool:
     if path in show or (path == SLOW and "speeds" in show):
         return path != "speeds" or SLOW not in show
-    basic = path in BASIC or path.startswith("compute_time.")
+    basic = path in BASIC or path.startswith(("compute_time.", "compression."))
     return basic and any(path.startswith(f"{name}.") for name in show)
 
 
@@ -300,6 +306,12 @@ def _part_rows(path: str, possible: dict[str, type[Part]], optional: bool, draft
         options = ({"value": "", "label": base["when_off"]}, *_options(CLIP_RULES))
         rows.append(Row(**base, type="choice", text=rule, options=options))
         draft = {name: text for name, text in draft.items() if name not in CLIP_RULES or name == rule}
+    elif path == "compression":
+        method = draft.get("method", "")
+        options = ({"value": "", "label": base["when_off"]}, *_options(METHODS))
+        rows.append(Row(**base, type="choice", text=method, options=options))
+        draft = {name: text for name, text in draft.items()
+                 if name != "method" and _ONLY_FOR.get(name, method) == method}
     elif len(possible) > 1:
         offered = [name for name, cls in possible.items() if cls not in (Torch, Opaque) or name == kind]
         none = ({"value": "", "label": base["when_off"]},) if optional else ()

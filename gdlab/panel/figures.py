@@ -18,7 +18,7 @@ from gdlab.views.redrawn import SEVERAL
 USUAL = ("trajectory", "loss", "loss_seconds", "timeline", "staleness", "grad_norm")
 """The figures of a panel that is not told which."""
 
-COMPARED = ("loss", "loss_seconds", "round_time", "stability", "efficiency")
+COMPARED = ("loss", "loss_seconds", "round_time", "stability", "efficiency", "bytes_sent")
 """Figures that hold all runs that are ticked; the others show the last one, or those that went on side by side."""
 
 

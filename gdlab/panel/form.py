@@ -8,6 +8,7 @@ from typing import Any
 
 import traitlets
 
+from gdlab.communication import METHODS, Compression
 from gdlab.experiment import MAX_WORKERS, Experiment
 from gdlab.panel import fields
 from gdlab.panel.widget import PanelWidget, at_once, script
@@ -103,6 +104,8 @@ class Form:
                 self._draft[path] = fields.draft_of(Precision.named(text))
         elif path == "clip":
             self._choose_clip(text)
+        elif path == "compression":
+            self._choose_method(text)
         elif isinstance(self._draft[path], dict):
             self._choose(path, text)
         else:
@@ -161,6 +164,13 @@ class Form:
         start = before or self._kept.get(("clip", "")) or fields.draft_of(Clip(norm=1.0))
         kept = self._kept.get(("clip", rule), {rule: "0.01" if rule == "adaptive" else "1"})
         self._draft["clip"] = start | dict.fromkeys(fields.CLIP_RULES, "") | kept | {"rule": rule}
+
+    def _choose_method(self, method: str) -> None:
+        if method and method not in METHODS:
+            raise ExperimentError(f"compression = {method!r} is not known: it must be one of {', '.join(METHODS)}.")
+        known = self._draft["compression"] or self._kept.get(("compression", "")) or fields.draft_of(Compression())
+        self._kept["compression", ""] = known
+        self._draft["compression"] = known | {"method": method} if method else {}
 
     def _per_worker(self) -> dict[str, str]:
         problem = self._draft["problem"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gdlab.views.bytes_sent import bytes_sent
 from gdlab.views.clip import clip, clip_vectors
 from gdlab.views.efficiency import efficiency
 from gdlab.views.exponents import exponents
@@ -40,9 +41,10 @@ VIEWS: dict[str, Callable[..., Any]] = {
     "formats": formats,
     "clip": clip,
     "clip_vectors": clip_vectors,
+    "bytes_sent": bytes_sent,
 }
 """Each view's name -> the function that draws it from a trace."""
 
-__all__ = ["VIEWS", "clip", "clip_vectors", "efficiency", "exponents", "formats", "grad_norm", "loss", "loss_scale",
-           "lost_updates", "number_line", "round_time", "stability", "staleness", "themed", "timeline", "trajectory",
-           "what_differs"]
+__all__ = ["VIEWS", "bytes_sent", "clip", "clip_vectors", "efficiency", "exponents", "formats", "grad_norm", "loss",
+           "loss_scale", "lost_updates", "number_line", "round_time", "stability", "staleness", "themed", "timeline",
+           "trajectory", "what_differs"]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from gdlab.views import style
+from gdlab.views.bytes_sent import QUESTION as BYTES_SENT
+from gdlab.views.bytes_sent import bytes_sent
 from gdlab.views.clip import QUESTION as CLIP
 from gdlab.views.clip import VECTORS, clip, clip_vectors
 from gdlab.views.efficiency import QUESTION as EFFICIENCY
@@ -42,10 +44,11 @@ REDRAWN: dict[str, tuple[Callable[..., go.Figure], str]] = {
     "round_time": (round_time, ROUND_TIME),
     "stability": (stability, STABILITY),
     "efficiency": (efficiency, EFFICIENCY),
+    "bytes_sent": (bytes_sent, BYTES_SENT),
 }
 """Each such view's name -> the function that draws it, and the question that it answers."""
 
-SEVERAL = ("lost_updates", "formats", "clip", "round_time", "stability", "efficiency")
+SEVERAL = ("lost_updates", "formats", "clip", "round_time", "stability", "efficiency", "bytes_sent")
 """Those that show runs side by side; the others show the first."""
 
 LEAST_PAUSE_S, SHARE = 0.5, 0.25
