@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +14,15 @@ import torch
 from processes import PATIENCE_S
 
 import gdlab as gd
+from gdlab.backends.job import Job
+from gdlab.backends.messages import CANCEL, PUSH, READY, STOP, Channel
+from gdlab.backends.rank import Rank
+from gdlab.backends.shared_state import SharedState
 from gdlab.backends.virtual import simulate
 from gdlab.descent.compression import Compressor, Sender
 from gdlab.descent.problems import build
+from gdlab.descent.worker import Read
+from gdlab.trace import write_run
 
 SERVER = gd.Sync(exchange="server")
 METHODS = ("topk", "sign", "fp8", "bf16")
@@ -92,6 +102,35 @@ def test_a_dropped_push_is_lost_and_what_the_worker_owed_before_is_kept(tmp_path
         assert len(dropped) and (dropped["bytes_sent"] == 0).all()
         assert trace.summary()["bytes"] == 24 * 48
     assert np.array_equal(trace.path, path_of_two(late))
+
+
+def test_a_real_rank_takes_back_what_it_owes_of_a_push_that_the_server_dropped(tmp_path: Path) -> None:
+    # The server is played here: it drops the second push, which was on its way when it said so.
+    exp = gd.Experiment(gd.Digits("logistic"), workers=1, strategy=SERVER, compression="topk")
+    write_run(tmp_path, {"experiment": json.loads(exp.to_json()), "environment": {}})
+    shared, problem = SharedState.create(tmp_path, 2), build(exp)
+    shared.t0 = time.monotonic()
+    ours, theirs = socket.socketpair()
+    rank = Rank(Job(str(tmp_path), "run", "rank", 0, 0, 20.0, {"devices": ["cpu"], "server": True},
+                    {"server0": theirs.detach()}, None, None))
+    thread = threading.Thread(target=rank.work)
+    thread.start()
+    channel = Channel(ours.detach(), "the rank", problem.size)
+    sender, owed = Sender(Compressor(exp.compression, problem.size), True), []
+    assert channel.receive(channel.buffer()).kind == READY
+    for step in range(4):
+        channel.send_read(Read(problem.initial(), step, 1.0))
+        got = channel.receive(channel.buffer())
+        sent = sender.send(problem.gradient(problem.initial(), 0, step)[1])
+        assert (got.kind, got.step) == (PUSH, step) and torch.equal(got.tensor, sent.message)
+        owed.append(sender.residual)
+        if step == 1:
+            channel.send(CANCEL)
+            sender.take_back()
+    channel.send(STOP)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive() and torch.equal(rank.worker._sender.residual, sender.residual)
+    assert not torch.equal(owed[1], owed[0])
 
 
 def path_of_two(exp: gd.Experiment) -> np.ndarray:

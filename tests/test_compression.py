@@ -138,7 +138,9 @@ def test_a_gradient_that_is_not_finite_is_never_hidden_and_what_is_owed_stays_fi
     for part in (torch.ones(len(x)), x, x):
         pushed = sender.send(part)
         assert bool(torch.isfinite(sender.residual).all())
-        assert pushed.nonfinite == 0 or not bool(torch.isfinite(pushed.value).all())
+        # An infinity becomes 448 in e4m3, as it does without compression; it is counted all the same.
+        seen = not bool(torch.isfinite(pushed.value).all()) or (facts(format).saturates and not x.isnan().any())
+        assert pushed.nonfinite == 0 or seen
     assert sender.send(x).nonfinite >= int((~torch.isfinite(x)).sum())
 
 

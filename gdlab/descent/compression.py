@@ -22,7 +22,7 @@ class Compressor:
     """Turn a flat tensor of `size` numbers into bytes and back; pure, and always of the same length, `nbytes`.
 
     `format`: the pushes' number format; `dtype`: of the numbers that are compressed, and of a scale. A number that is
-    not finite is never hidden: what is read then is not finite either.
+    not finite is never hidden: what is read then is not finite either, unless it is infinite and the format saturates.
     """
 
     def __init__(self, spec: Compression, size: int, format: str = "fp32", dtype: torch.dtype = torch.float32) -> None:
@@ -91,8 +91,9 @@ class Sender:
         message = self.compressor.encode(whole)
         value = self.compressor.decode(message)
         self._before = self.residual
-        if self._feedback and bool(torch.isfinite(value).all()):
-            self.residual = whole - value.to(whole.dtype)
+        owed = whole - value.to(whole.dtype)
+        if self._feedback and bool(torch.isfinite(owed).all()):
+            self.residual = owed
         return Sent(message, value, int(torch.count_nonzero(~torch.isfinite(whole))))
 
     def take_back(self) -> None:
