@@ -45,7 +45,8 @@ def test_pure_fp16_stalls_on_a_problem_scaled_to_underflow_and_a_loss_scale_mend
     ends = {name: trace.losses[-1] / trace.losses[0] for name, trace in
             (("fp32", fp32), ("pure", pure), ("mixed", mixed), ("static", static))}
     assert pure.summary()["lost_fraction"] > 0.5 and pure.summary()["underflow"] > 0.5
-    assert (pure.path == pure.path[0]).all() and ends["pure"] == 1.0
+    # The path to the bit; its loss to rounding, since a sum over a batch of versions may run in another order.
+    assert (pure.path == pure.path[0]).all() and ends["pure"] == pytest.approx(1.0, rel=1e-12)
     assert (pure.exponents["zeros"] > 8).all()
     for name, trace in (("mixed", mixed), ("static", static)):
         assert trace.summary()["lost_fraction"] < 0.01, name

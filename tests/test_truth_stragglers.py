@@ -70,7 +70,10 @@ def test_no_backup_workers_is_plain_sync_bit_for_bit(run):
     none = run(strategy=gd.Sync(backups=0, exchange="server"), **fields)
     reduced = run(strategy=gd.Sync(), **fields)
     assert plain.path.tobytes() == none.path.tobytes() == reduced.path.tobytes()
-    assert plain.pushes.tobytes() == none.pushes.tobytes() == reduced.pushes.tobytes()
+    assert plain.pushes.tobytes() == none.pushes.tobytes()
+    # Only what goes over the wire differs: a ring sends each number 2 (N - 1) / N times, a server gets it and gives it.
+    same = [name for name in plain.pushes.dtype.names if not name.startswith("bytes")]
+    assert all(plain.pushes[name].tobytes() == reduced.pushes[name].tobytes() for name in same)
 
 
 @pytest.mark.parametrize(("law", "workers", "expected"), [
